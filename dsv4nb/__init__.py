@@ -1,0 +1,45 @@
+"""dsv4nb: DeepSeek-V4-Flash as an object in a notebook kernel.
+
+Public names resolve on first use, so importing the package loads neither torch nor ipywidgets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "CheckpointError": "dsv4nb.errors",
+    "Dsv4Error": "dsv4nb.errors",
+    "Generation": "dsv4nb.events",
+    "RequestError": "dsv4nb.errors",
+    "SamplerConfig": "dsv4nb.config",
+    "is_dsv4_dir": "dsv4nb.checkpoint.probe",
+    "load": "dsv4nb.model",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'dsv4nb' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])
+
+
+def load_ipython_extension(ip: InteractiveShell) -> None:
+    """Register the magics: `%load_ext dsv4nb`."""
+    importlib.import_module("dsv4nb.magics").load_ipython_extension(ip)
+
+
+def unload_ipython_extension(ip: InteractiveShell) -> None:
+    """Remove the magics; loaded models stay as they are."""
+    importlib.import_module("dsv4nb.magics").unload_ipython_extension(ip)

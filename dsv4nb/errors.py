@@ -1,0 +1,137 @@
+"""Everything dsv4nb raises on purpose.
+
+    Dsv4Error                     code, param, retryable
+    ├── CheckpointError           a checkpoint cannot be read; nothing was loaded
+    │   ├── NotACheckpoint        the folder is no dsv4 checkpoint, or of a model we do not run
+    │   ├── UnsupportedModel      a relative of the model that this version does not run (V4.1)
+    │   └── DamagedCheckpoint     files are missing, short or disagree with the config; lists all of them
+    ├── EncodingError             messages cannot be rendered (also a ValueError)
+    ├── ParseError                generated text breaks the format (also a ValueError)
+    ├── RequestError              a request was refused before anything ran (also a ValueError)
+    │   ├── PromptEmpty
+    │   └── PromptTooLong
+    ├── ModelClosed               the handle was closed
+    └── EngineError               the engine failed while running a request
+
+A message names the thing, the value met, the limit and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Dsv4Error(Exception):
+    """Root of the tree.
+
+    Attributes:
+        code: stable name of the kind of error.
+        param: the argument, field or tensor it is about, None when there is no single one.
+        retryable: whether the same call can succeed later.
+    """
+
+    code = "error"
+    retryable = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class CheckpointError(Dsv4Error):
+    """A checkpoint cannot be read; nothing was loaded."""
+
+    code = "checkpoint"
+
+
+class NotACheckpoint(CheckpointError):
+    """The folder holds no checkpoint of this architecture."""
+
+    code = "not_a_checkpoint"
+
+
+class UnsupportedModel(CheckpointError):
+    """A relative of the model that this version refuses by name."""
+
+    code = "unsupported_model"
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Files are missing or short, or tensors disagree with the config.
+
+    Attributes:
+        problems: one line per bad file or tensor, with expected and found values.
+    """
+
+    code = "damaged_checkpoint"
+
+    def __init__(self, path: str, problems: Sequence[str]) -> None:
+        listed = "\n".join(f"  - {p}" for p in problems)
+        super().__init__(
+            f"{path} is incomplete or damaged ({len(problems)} problem{'s' * (len(problems) != 1)}):\n{listed}\n"
+            "Nothing was loaded. Fetch the files named above again."
+        )
+        self.problems = tuple(problems)
+
+
+class EncodingError(Dsv4Error, ValueError):
+    """Messages cannot be rendered.
+
+    Attributes:
+        index: which message, None when it is not about one.
+    """
+
+    code = "invalid_messages"
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        super().__init__(message if index is None else f"message {index}: {message}", param="messages")
+        self.index = index
+
+
+class ParseError(Dsv4Error, ValueError):
+    """Generated text breaks the chat format."""
+
+    code = "invalid_output"
+
+
+class RequestError(Dsv4Error, ValueError):
+    """A request was refused before anything ran."""
+
+    code = "invalid_request"
+
+
+class PromptEmpty(RequestError):
+    """The prompt has no tokens."""
+
+    code = "empty_prompt"
+
+    def __init__(self, param: str) -> None:
+        super().__init__("the prompt is empty; pass at least one character", param=param)
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room to answer."""
+
+    code = "context_length"
+
+    def __init__(self, n_prompt: int, max_seq: int, slack: int) -> None:
+        super().__init__(
+            f"prompt has {n_prompt} tokens; at most {max_seq - slack - 1} fit "
+            f"(max_seq {max_seq} less {slack} reserved). Shorten it or load with a larger max_seq.",
+            param="messages",
+        )
+
+
+class ModelClosed(Dsv4Error):
+    """The handle was closed; load the model again."""
+
+    code = "model_closed"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the model {name!r} is closed; load it again with dsv4nb.load(...)")
+
+
+class EngineError(Dsv4Error):
+    """The engine failed while it ran a request."""
+
+    code = "engine"
