@@ -10,6 +10,7 @@
     ├── RequestError              a request was refused before anything ran (also a ValueError)
     │   ├── PromptEmpty
     │   └── PromptTooLong
+    ├── ChatBusy                  a turn of the chat is still running
     ├── ModelClosed               the handle was closed
     └── EngineError               the engine failed while running a request
 
@@ -120,6 +121,16 @@ class PromptTooLong(RequestError):
             f"(max_seq {max_seq} less {slack} reserved). Shorten it or load with a larger max_seq.",
             param="messages",
         )
+
+
+class ChatBusy(Dsv4Error):
+    """A turn of the chat is still running."""
+
+    code = "chat_busy"
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("the chat is busy; wait for the turn to end, or stop it with chat.stop()")
 
 
 class ModelClosed(Dsv4Error):

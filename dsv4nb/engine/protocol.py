@@ -82,13 +82,23 @@ class Engine(Protocol):
     def forward_rows(self, state: DecodeState, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Run 1 … MAX_ROWS rows at positions state.pos … without committing them.
 
+        A row's logits are the same bits alone and in any batch. Rows of an earlier call that were not
+        committed are forgotten.
+
         Returns:
             [T, V] float32 logits; row i predicts position state.pos + i + 1.
+
+        Raises:
+            EngineError: there are no rows, too many, or they do not fit `max_seq`; nothing was run.
         """
         ...
 
     def commit(self, state: DecodeState, n: int) -> None:
-        """Keep the first `n` rows of the last `forward_rows`, 0 <= n <= T."""
+        """Keep the first `n` rows of the last `forward_rows`, 0 <= n <= T, and forget the others.
+
+        Raises:
+            EngineError: the last forward left fewer rows.
+        """
         ...
 
     def close(self) -> None:

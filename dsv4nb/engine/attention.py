@@ -1,0 +1,101 @@
+"""One layer's attention (model.md 3.3): window rows, compressed entries, grouped output projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.contract import Contract
+from dsv4nb.engine import ops
+from dsv4nb.engine.batch import Batch
+from dsv4nb.engine.compressor import pool_entries
+from dsv4nb.engine.indexer import index_keys, pick_entries
+from dsv4nb.engine.state import CompressorCache, LayerCache
+from dsv4nb.weights.store import AttentionWeights
+
+SPLIT = 32  # entries per split of the keys; the cut depends on the place in a row's list and on nothing else
+
+Keys = tuple[Tensor, Tensor]  # [T, S, hd] and [T, S] hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The arithmetic of every attention sublayer of a model."""
+
+    config: ModelConfig
+    contract: Contract
+
+    def __call__(self, batch: Batch, x: Tensor, weights: AttentionWeights, cache: LayerCache) -> Tensor:
+        """Attend for all rows, writing the layer's caches: [places, D] -> [places, D]."""
+        config, act_fp8 = self.config, self.contract.act_fp8
+        turn = batch.turn(is_compressed=weights.compressor is not None)
+        down = ops.fp8_rows(x, weights.down.weight, act_fp8=act_fp8 and weights.down.is_fp8)
+        latent = ops.rms_norm(down[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
+        self._write(batch, down[:, config.q_lora_rank :], x, weights, cache)
+
+        flat = ops.fp8_rows(latent, weights.query.weight, act_fp8=act_fp8 and weights.query.is_fp8)
+        query = torch.unflatten(flat, -1, (config.num_attention_heads, config.head_dim))
+        query = ops.norm_rope_heads(query, *turn, eps=config.rms_norm_eps)[batch.live]
+        splits = [_window(batch, cache), *self._entries(batch, x, latent, weights, cache)]
+        mixed = ops.sparse_attention(query, splits, weights.sink, scale=config.head_dim**-0.5)
+        back = turn.rows(batch.live).back
+        mixed = ops.rotate_tail(mixed, back.cos[:, None], back.sin[:, None])
+        return self._project(batch, mixed, weights)
+
+    def _write(self, batch: Batch, rows: Tensor, x: Tensor, weights: AttentionWeights, cache: LayerCache) -> None:
+        eps, kv_fp8 = self.config.rms_norm_eps, self.contract.kv_fp8
+        turn = batch.turn(is_compressed=weights.compressor is not None)
+        rows = ops.norm_rope_rows(rows, weights.kv_norm, *turn, eps=eps, kv_fp8=kv_fp8)
+        ops.write_rows(cache.window, batch.window_slots, rows[batch.live])
+        if weights.compressor is not None and cache.compressor is not None:
+            pooled = pool_entries(batch, x, weights.compressor, cache.compressor, eps=eps)
+            if pooled is not None:
+                pooling = batch.pooling(cache.compressor.shape)
+                entries = ops.rope_entries(pooled, *pooling.turn, kv_fp8=kv_fp8)
+                cache.compressor.entries[pooling.first : pooling.last] = entries
+        if weights.indexer is not None and cache.indexer is not None:
+            index_keys(batch, x, weights.indexer, cache.indexer, self.config, self.contract)
+
+    def _entries(
+        self, batch: Batch, x: Tensor, latent: Tensor, weights: AttentionWeights, cache: LayerCache
+    ) -> list[Keys]:
+        if cache.compressor is None or batch.pooling(cache.compressor.shape).last == 0:
+            return []
+        if weights.indexer is not None and cache.indexer is not None:
+            picked = pick_entries(batch, x, latent, weights.indexer, cache.indexer, self.config, self.contract)
+            if picked is not None:
+                return _picked(picked, cache.compressor)
+        return _all(batch, cache.compressor)
+
+    def _project(self, batch: Batch, mixed: Tensor, weights: AttentionWeights) -> Tensor:
+        placed = mixed.new_zeros(batch.places, mixed[0].numel())
+        placed[batch.live] = mixed.flatten(1)
+        parts = placed.chunk(len(weights.groups), 1)
+        low = torch.cat([ops.bf16_rows(part, group) for part, group in zip(parts, weights.groups, strict=True)], 1)
+        return ops.fp8_rows(low, weights.out.weight, act_fp8=self.contract.act_fp8 and weights.out.is_fp8)
+
+
+def _window(batch: Batch, cache: LayerCache) -> Keys:
+    return cache.window[batch.window_seen], batch.window_hidden
+
+
+def _all(batch: Batch, cache: CompressorCache) -> list[Keys]:
+    """Every entry that a row sees, in splits that all rows share."""
+    pooling = batch.pooling(cache.shape)
+    count = batch.positions.shape[0]
+    splits = []
+    for first in range(0, pooling.last, SPLIT):
+        index = torch.arange(first, first + SPLIT)
+        # entries that do not exist yet are hidden; the last one stands in for them
+        keys = cache.entries[index.clamp_max(pooling.last - 1)]
+        splits.append((keys.expand(count, -1, -1), index >= pooling.visible[:, None]))
+    return splits
+
+
+def _picked(picked: Tensor, cache: CompressorCache) -> list[Keys]:
+    """The picked entries of each row, in splits."""
+    picked = torch.nn.functional.pad(picked, (0, -picked.shape[1] % SPLIT), value=ops.ABSENT)
+    return [(cache.entries[part.clamp_min(0)], part < 0) for part in picked.chunk(picked.shape[1] // SPLIT, 1)]

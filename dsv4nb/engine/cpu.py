@@ -1,0 +1,158 @@
+"""CpuEngine: the protocol on a CPU, in float32, with the twins as its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.checkpoint.opening import Checkpoint
+from dsv4nb.contract import Contract
+from dsv4nb.engine.forward import Forward
+from dsv4nb.engine.prefill import chunk_plan
+from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled
+from dsv4nb.engine.state import CpuState
+from dsv4nb.errors import EngineError
+from dsv4nb.weights.loader import Progress, load_weights
+from dsv4nb.weights.store import Weights
+
+
+class CpuEngine:
+    """Runs the trunk on a CPU.
+
+    A row's logits and cache rows are the same bits in a prompt however it is cut, alone, and in a verify batch.
+
+    Args:
+        weights: as `load_weights` returns them; shared, never written.
+        contract: the roundings; activations must be float32.
+        max_seq: positions a state has room for.
+        threads: of one operation.
+
+    Raises:
+        EngineError: the contract hands over bfloat16.
+    """
+
+    def __init__(
+        self, weights: Weights, config: ModelConfig, contract: Contract, *, max_seq: int = 4096, threads: int = 1
+    ) -> None:
+        if contract.activations != "float32":
+            raise EngineError(
+                f"the contract {contract.name!r} hands over {contract.activations}; the CPU engine computes in float32."
+                " Use ref_fp8_round.",
+                param="contract",
+            )
+        self._forward: Forward | None = Forward(weights, config, contract)
+        self._config, self._max_seq, self._threads = config, max_seq, threads
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        contract: Contract | None = None,
+        max_seq: int = 4096,
+        threads: int = 1,
+        on_progress: Progress | None = None,
+    ) -> CpuEngine:
+        """Load the trunk of `checkpoint`; its own contract unless another is given."""
+        weights = load_weights(checkpoint, on_progress=on_progress)
+        return cls(weights, checkpoint.config, contract or checkpoint.contract, max_seq=max_seq, threads=threads)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    @property
+    def max_seq(self) -> int:
+        return self._max_seq
+
+    def new_state(self) -> CpuState:
+        """Make an empty sequence at position 0."""
+        return CpuState(self._config)
+
+    def prefill(
+        self,
+        state: DecodeState,
+        tokens: Sequence[int],
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Prefilled:
+        """Append `tokens` to `state` in chunks and commit them; see the protocol."""
+        forward, own = self._ready(state, tokens)
+        chunks = chunk_plan(own.pos, len(tokens))
+        logits = None
+        with self._running():
+            for first, last in chunks:
+                if should_stop is not None and should_stop():
+                    raise Cancelled
+                part = tokens[first:last]
+                if last < len(tokens):
+                    forward.fill(own, part)
+                else:
+                    logits = forward.last_row(own, part)
+                own.commit(len(part))
+                if on_progress is not None:
+                    on_progress(last, len(tokens))
+        assert logits is not None
+        return Prefilled(logits=logits.numpy().copy(), pos=own.pos, computed=len(tokens))
+
+    def forward_rows(self, state: DecodeState, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Run 1 … MAX_ROWS rows without committing them; see the protocol."""
+        if len(tokens) > MAX_ROWS:
+            raise EngineError(f"forward_rows got {len(tokens)} rows; at most {MAX_ROWS} fit", param="tokens")
+        forward, own = self._ready(state, tokens)
+        with self._running():
+            return np.asarray(forward.rows(own, tokens).numpy()).copy()
+
+    def commit(self, state: DecodeState, n: int) -> None:
+        """Keep the first `n` rows of the last `forward_rows`."""
+        own = _own(state)
+        if not 0 <= n <= own.pending:
+            raise EngineError(f"commit({n}): the last forward left {own.pending} rows", param="n")
+        own.commit(n)
+
+    def close(self) -> None:
+        """Free the weights; idempotent."""
+        self._forward = None
+
+    def _ready(self, state: DecodeState, tokens: Sequence[int]) -> tuple[Forward, CpuState]:
+        """Check a call before anything is touched."""
+        if self._forward is None:
+            raise EngineError("the engine is closed")
+        own = _own(state)
+        if len(tokens) == 0:
+            raise EngineError("no tokens to run", param="tokens")
+        if own.pos + len(tokens) > self._max_seq:
+            raise EngineError(
+                f"{len(tokens)} tokens after {own.pos} committed ones pass max_seq {self._max_seq}; "
+                "shorten the prompt or load with a larger max_seq",
+                param="tokens",
+            )
+        if not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+            bad = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise EngineError(f"token id {bad} is outside the vocabulary of {self.vocab_size}", param="tokens")
+        return self._forward, own
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Compute without gradients and with the engine's thread count, which is put back after."""
+        before = torch.get_num_threads()
+        if before != self._threads:
+            torch.set_num_threads(self._threads)
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            if before != self._threads:
+                torch.set_num_threads(before)
+
+
+def _own(state: DecodeState) -> CpuState:
+    if not isinstance(state, CpuState):
+        raise EngineError(f"the state is a {type(state).__name__}; it must come from this engine's new_state()")
+    return state

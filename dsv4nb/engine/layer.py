@@ -1,0 +1,33 @@
+"""One trunk layer on the residual streams (model.md 3.0)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.contract import Contract
+from dsv4nb.engine import ops
+from dsv4nb.engine.attention import Attention
+from dsv4nb.engine.batch import Batch
+from dsv4nb.engine.experts import mix_experts
+from dsv4nb.engine.hyper import Hyper
+from dsv4nb.engine.state import LayerCache
+from dsv4nb.weights.store import LayerWeights
+
+
+class Layer:
+    """The arithmetic of every layer of a model."""
+
+    def __init__(self, config: ModelConfig, contract: Contract) -> None:
+        self._config, self._contract = config, contract
+        self._hyper = Hyper(config)
+        self._attention = Attention(config, contract)
+
+    def __call__(self, batch: Batch, stream: Tensor, weights: LayerWeights, cache: LayerCache) -> Tensor:
+        """Run one layer, writing its caches: [places, HC, D] -> [places, HC, D]."""
+        x, post, comb = self._hyper.mix(stream, weights.hyper_attention)
+        stream = ops.hyper_expand(self._attention(batch, x, weights.attention, cache), stream, post, comb)
+        x, post, comb = self._hyper.mix(stream, weights.hyper_experts)
+        return ops.hyper_expand(
+            mix_experts(batch, x, weights.experts, self._config, self._contract), stream, post, comb
+        )

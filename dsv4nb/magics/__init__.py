@@ -1,0 +1,84 @@
+"""`%dsv4` and `%%dsv4`, registered by `%load_ext dsv4nb`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from dsv4nb.errors import CheckpointError, ModelClosed, RequestError
+from dsv4nb.magics.arguments import HelpAsked, cell_parser
+from dsv4nb.magics.line import Shelf
+
+
+@magics_class
+class Dsv4Magics(Magics):
+    """The magics of one shell and the models that they loaded."""
+
+    def __init__(self, shell: InteractiveShell, **options: Any) -> None:
+        super().__init__(shell, **options)
+        self._names = shell.user_ns
+        self._shelf = Shelf(shell.user_ns, _load)
+
+    @no_var_expand  # braces in a prompt are text
+    @line_cell_magic
+    def dsv4(self, line: str, cell: str | None = None) -> None:
+        """Load a model, or ask it the text of a cell.
+
+        %dsv4 load PATH [--as NAME] [--max-seq N]
+        %dsv4 unload [NAME]
+        %dsv4 status
+        %%dsv4 [--model NAME] [--as NAME] [--temperature T] [--top-p P] [--max-new N] [--seed N] [--thinking]
+               [--system TEXT] [--no-stream]
+
+        The result of a cell is kept in `_dsv4`. A kernel interrupt stops the reply and keeps its text.
+        """
+        try:
+            if cell is None:
+                shown = self._shelf.obey(line)
+                if shown is not None:
+                    display(shown)  # type: ignore[no-untyped-call]
+            else:
+                self._ask(line, cell)
+        except HelpAsked as help_:
+            display({"text/plain": str(help_)}, raw=True)  # type: ignore[no-untyped-call]
+        except (CheckpointError, ModelClosed, RequestError) as refused:
+            raise UsageError(str(refused)) from None
+
+    def _ask(self, line: str, cell: str) -> None:
+        from dsv4nb.magics.cell import CellScreen, Interrupted, Screen, TerminalScreen, follow, options
+
+        args = cell_parser().parse(line)
+        model = self._shelf.find(args.model)
+        ticket = model.submit(cell.strip(), **options(args))
+        is_live = not args.no_stream
+        is_kernel = hasattr(self.shell, "kernel")
+        screen: Screen = CellScreen(is_live=is_live) if is_kernel else TerminalScreen(is_live=is_live)
+        result, is_interrupted = follow(ticket, screen)
+        for name in filter(None, ("_dsv4", args.name)):
+            self._names[name] = result
+        if is_interrupted:
+            raise Interrupted()
+
+
+def _load(path: str, **options: Any) -> Any:
+    from dsv4nb.model import load  # brings torch
+
+    return load(path, **options)
+
+
+def load_ipython_extension(ip: InteractiveShell) -> None:
+    """Register the magics; a second time changes nothing."""
+    if Dsv4Magics.__name__ not in ip.magics_manager.registry:
+        ip.register_magics(Dsv4Magics(ip, parent=ip))
+
+
+def unload_ipython_extension(ip: InteractiveShell) -> None:
+    """Remove the magics; loaded models stay as they are."""
+    manager = ip.magics_manager
+    manager.registry.pop(Dsv4Magics.__name__, None)
+    for kind in ("line", "cell"):
+        manager.magics[kind].pop("dsv4", None)

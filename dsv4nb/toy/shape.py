@@ -1,0 +1,106 @@
+"""Dimensions of the bundled model, and its config files in both official spellings."""
+
+from __future__ import annotations
+
+from dsv4nb.checkpoint.config import ModelConfig, from_hf
+
+VOCAB_SIZE = 1280
+
+# ratio 0, 4 and 128 twice each; window and top-k are small enough that both bind within a few hundred tokens
+RATIOS = (0, 0, 4, 128, 4, 128)
+
+HF: dict[str, object] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "compress_ratios": [*RATIOS, 0],
+    "compress_rope_theta": 160000,
+    # no dspark_* keys yet, so the encoding revision is stated
+    "dsv4_reasoning_effort_profile": "official",
+    "expert_dtype": "fp4",
+    "hc_eps": 1e-6,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "index_head_dim": 128,
+    "index_n_heads": 4,
+    "index_topk": 32,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "num_hash_layers": 2,
+    "num_hidden_layers": len(RATIOS),
+    "num_key_value_heads": 1,
+    "num_nextn_predict_layers": 1,
+    "o_groups": 2,
+    "o_lora_rank": 64,
+    "q_lora_rank": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    },
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus",
+    "sliding_window": 64,
+    "swiglu_limit": 10.0,
+    "tie_word_embeddings": False,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": VOCAB_SIZE,
+}
+
+_INFERENCE_NAMES = {
+    "vocab_size": "vocab_size", "dim": "hidden_size", "moe_inter_dim": "moe_intermediate_size",
+    "n_layers": "num_hidden_layers", "n_hash_layers": "num_hash_layers", "n_heads": "num_attention_heads",
+    "n_routed_experts": "n_routed_experts", "n_shared_experts": "n_shared_experts",
+    "n_activated_experts": "num_experts_per_tok", "score_func": "scoring_func", "route_scale": "routed_scaling_factor",
+    "swiglu_limit": "swiglu_limit", "q_lora_rank": "q_lora_rank", "head_dim": "head_dim",
+    "rope_head_dim": "qk_rope_head_dim", "o_groups": "o_groups", "o_lora_rank": "o_lora_rank",
+    "window_size": "sliding_window", "rope_theta": "rope_theta", "compress_rope_theta": "compress_rope_theta",
+    "index_n_heads": "index_n_heads", "index_head_dim": "index_head_dim", "index_topk": "index_topk",
+    "hc_mult": "hc_mult", "hc_sinkhorn_iters": "hc_sinkhorn_iters", "expert_dtype": "expert_dtype",
+    "compress_ratios": "compress_ratios",
+}  # fmt: skip
+
+
+def inference_config() -> dict[str, object]:
+    """Return the same facts in the spelling of inference/config.json."""
+    scaling = HF["rope_scaling"]
+    assert isinstance(scaling, dict)
+    return {name: HF[hf] for name, hf in _INFERENCE_NAMES.items()} | {
+        "original_seq_len": scaling["original_max_position_embeddings"],
+        "rope_factor": scaling["factor"],
+        "beta_fast": scaling["beta_fast"],
+        "beta_slow": scaling["beta_slow"],
+        "dtype": "fp8",
+        "scale_fmt": "ue8m0",
+    }
+
+
+def model_config() -> ModelConfig:
+    """Return the parsed form."""
+    return from_hf(HF)

@@ -1,0 +1,199 @@
+"""Checkpoint → weights: reads every trunk tensor once, dequantises it and lays it out.
+
+The drafter's tensors are left on disk.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.checkpoint.opening import Checkpoint
+from dsv4nb.errors import CheckpointError
+from dsv4nb.weights.packing import unpack_fp4, unpack_fp8, unpack_nvfp4
+from dsv4nb.weights.reader import Reader
+from dsv4nb.weights.store import (
+    AttentionWeights,
+    CompressorWeights,
+    ExpertWeights,
+    HyperWeights,
+    IndexerWeights,
+    LayerWeights,
+    Matrix,
+    Weights,
+)
+
+ROUTER_ROWS = 8  # the router's matrix is padded to a multiple of this
+
+Progress = Callable[[int, int], None]
+
+
+def load_weights(
+    checkpoint: Checkpoint, *, device: torch.device | str = "cpu", on_progress: Progress | None = None
+) -> Weights:
+    """Read the trunk of `checkpoint` as float32.
+
+    Args:
+        device: where the tensors go.
+        on_progress: called with (bytes read, bytes in all) after each layer.
+
+    Raises:
+        CheckpointError: a tensor cannot be decoded; nothing stays allocated.
+    """
+    config = checkpoint.config
+    if config.n_shared_experts != 1:
+        raise CheckpointError(
+            f"n_shared_experts is {config.n_shared_experts}; exactly 1 shared expert is supported",
+            param="n_shared_experts",
+        )
+    try:
+        return _load(checkpoint, torch.device(device), on_progress)
+    except BaseException as error:
+        # a notebook keeps the last traceback, and its frames would keep the tensors read so far
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def _load(checkpoint: Checkpoint, device: torch.device, on_progress: Progress | None) -> Weights:
+    config = checkpoint.config
+    entries = {name: entry for name, entry in checkpoint.entries.items() if not name.startswith("mtp.")}
+    in_all = sum(entry.nbytes for entry in entries.values())
+    layers = []
+    with torch.inference_mode(), Reader(entries) as reader:
+        source = _Source(reader, device)
+        embed, head = source.plain("embed.weight"), source.plain("head.weight")
+        hyper_head = HyperWeights(
+            fn=source.plain("hc_head_fn"),
+            scale=source.plain("hc_head_scale"),
+            base=source.plain("hc_head_base"),
+            norm=source.plain("norm.weight"),
+        )
+        for layer in range(config.num_hidden_layers):
+            layers.append(_layer(source, config, layer))
+            if on_progress is not None:
+                on_progress(reader.bytes_read, in_all)
+    return Weights(embed=embed, layers=tuple(layers), hyper_head=hyper_head, head=head)
+
+
+class _Source:
+    """Tensors by name, dequantised and on the device."""
+
+    def __init__(self, reader: Reader, device: torch.device) -> None:
+        self._reader = reader
+        self._device = device
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._reader
+
+    def plain(self, name: str) -> Tensor:
+        """Return a tensor that is stored as numbers: float32, tables int64."""
+        value = self._reader.read(name)
+        return value.to(self._device, torch.float32 if value.is_floating_point() else value.dtype)
+
+    def matrix(self, *names: str) -> Matrix:
+        """Return the projections `names` (without ".weight") under each other."""
+        parts = [self._decode(name) for name in names]
+        kinds = {is_fp8 for _, is_fp8 in parts}
+        if len(kinds) > 1:
+            raise CheckpointError(f"{' and '.join(names)} are stored in different formats", param=names[0])
+        weight = torch.cat([weight for weight, _ in parts]) if len(parts) > 1 else parts[0][0]
+        return Matrix(weight=weight.to(self._device), is_fp8=kinds.pop())
+
+    def _decode(self, name: str) -> tuple[Tensor, bool]:
+        weight = self._reader.read(f"{name}.weight")
+        try:
+            if f"{name}.weight_scale_2" in self._reader:
+                scales = (self._reader.read(f"{name}.{leaf}") for leaf in ("weight_scale", "weight_scale_2"))
+                return unpack_nvfp4(weight, *scales), True
+            if f"{name}.scale" not in self._reader:
+                return weight.to(torch.float32), False
+            unpack = unpack_fp4 if self._reader.dtype(f"{name}.weight") == "I8" else unpack_fp8
+            return unpack(weight, self._reader.read(f"{name}.scale")), True
+        except ValueError as error:
+            raise CheckpointError(f"{name}.weight cannot be read: {error}", param=f"{name}.weight") from error
+
+
+def _layer(source: _Source, config: ModelConfig, layer: int) -> LayerWeights:
+    name = f"layers.{layer}."
+    ratio = config.compress_ratios[layer]
+    return LayerWeights(
+        kind=config.kind(layer),
+        ratio=ratio,
+        hyper_attention=_hyper(source, config, f"{name}hc_attn", f"{name}attn_norm.weight"),
+        attention=_attention(source, config, f"{name}attn.", ratio),
+        hyper_experts=_hyper(source, config, f"{name}hc_ffn", f"{name}ffn_norm.weight"),
+        experts=_experts(source, config, f"{name}ffn."),
+    )
+
+
+def _hyper(source: _Source, config: ModelConfig, name: str, norm: str) -> HyperWeights:
+    parts = torch.tensor([config.hc_mult, config.hc_mult, config.hc_mult**2])
+    return HyperWeights(
+        fn=source.plain(f"{name}_fn"),
+        scale=source.plain(f"{name}_scale").repeat_interleave(parts),
+        base=source.plain(f"{name}_base"),
+        norm=source.plain(norm),
+    )
+
+
+def _attention(source: _Source, config: ModelConfig, name: str, ratio: int) -> AttentionWeights:
+    groups = source.matrix(f"{name}wo_a").weight.chunk(config.o_groups)
+    return AttentionWeights(
+        down=source.matrix(f"{name}wq_a", f"{name}wkv"),
+        q_norm=source.plain(f"{name}q_norm.weight"),
+        kv_norm=source.plain(f"{name}kv_norm.weight"),
+        query=source.matrix(f"{name}wq_b"),
+        sink=source.plain(f"{name}attn_sink"),
+        groups=groups,
+        out=source.matrix(f"{name}wo_b"),
+        compressor=_compressor(source, f"{name}compressor.") if ratio else None,
+        indexer=_indexer(source, config, f"{name}indexer.") if ratio == 4 else None,
+    )
+
+
+def _compressor(source: _Source, name: str) -> CompressorWeights:
+    scores = source.plain(f"{name}ape")
+    return CompressorWeights(
+        source=torch.cat((source.plain(f"{name}wkv.weight"), source.plain(f"{name}wgate.weight"))),
+        offset=torch.cat((torch.zeros_like(scores), scores), 1),
+        norm=source.plain(f"{name}norm.weight"),
+    )
+
+
+def _indexer(source: _Source, config: ModelConfig, name: str) -> IndexerWeights:
+    factor = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
+    return IndexerWeights(
+        query=source.matrix(f"{name}wq_b"),
+        heads=source.plain(f"{name}weights_proj.weight") * factor,
+        compressor=_compressor(source, f"{name}compressor."),
+    )
+
+
+def _experts(source: _Source, config: ModelConfig, name: str) -> ExpertWeights:
+    up, down, kinds = [], [], set()
+    for expert in [*(f"{name}experts.{e}." for e in range(config.n_routed_experts)), f"{name}shared_experts."]:
+        above, below = source.matrix(f"{expert}w1", f"{expert}w3"), source.matrix(f"{expert}w2")
+        up.append(above.weight)
+        down.append(below.weight)
+        kinds |= {above.is_fp8, below.is_fp8}
+    if len(kinds) > 1:
+        raise CheckpointError(f"some experts of {name} are quantised and some are not", param=f"{name}experts")
+    padding = -config.n_routed_experts % ROUTER_ROWS
+    bias = table = None
+    if f"{name}gate.tid2eid" in source:
+        table = source.plain(f"{name}gate.tid2eid")
+    else:
+        bias = torch.nn.functional.pad(source.plain(f"{name}gate.bias"), (0, padding), value=-math.inf)
+    return ExpertWeights(
+        gate=torch.nn.functional.pad(source.plain(f"{name}gate.weight"), (0, 0, 0, padding)),
+        bias=bias,
+        table=table,
+        up=torch.stack(up),
+        down=torch.stack(down),
+        is_fp8=kinds.pop(),
+    )

@@ -1,0 +1,332 @@
+"""The chat as a person sees it in a notebook: traits for small state, messages for what streams.
+
+Comm handlers may run on a subshell's thread, so they set a flag or leave a job to the pump; everything that the page
+is told comes from the pump's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import anywidget
+import traitlets
+from IPython.core.getipython import get_ipython
+
+from dsv4nb.errors import Dsv4Error
+from dsv4nb.events import Event
+from dsv4nb.stream.frames import Ended, Frame, News, Pump, Status, Watch, shared_pump
+from dsv4nb.stream.output import Output
+from dsv4nb.stream.transcript import Entry, Transcript, TurnLike, entry_from_events, entry_of
+from dsv4nb.widgets import protocol
+
+_STATIC = Path(__file__).parent / "static"
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+EXAMPLES = ("What is the capital of France?", "What is 47 + 38?", "Count from 1 to 100.")
+KEPT_ANSWERS = 256  # a page repeats a command seconds after it, not hundreds of commands later
+KEPT_OUTPUTS = 8  # outputs whose saved transcript is refreshed; older ones keep what they show
+
+
+class Ticket(Protocol):
+    """What the widget asks of a run."""
+
+    @property
+    def state(self) -> str: ...
+    def poll(self, start: int) -> tuple[Sequence[Event], bool]: ...
+    def cancel(self) -> None: ...
+
+
+class Chat(Protocol):
+    """What the widget asks of a chat; `dsv4nb.session.chat.Chat` is one."""
+
+    thinking: bool
+
+    @property
+    def turns(self) -> Sequence[TurnLike]: ...
+    def submit(self, text: str) -> Ticket: ...
+    def reset(self) -> None: ...
+    def on_submit(self, callback: Callable[[str, Any], None]) -> object: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Live:
+    """The turn that is running; `command` is the page's id of the send that started it, "" for one from Python."""
+
+    run: int
+    user: str
+    command: str
+    ticket: Ticket
+
+
+class ChatWidget(anywidget.AnyWidget):
+    """Shows one chat in any number of views.
+
+    Args:
+        chat: asked and listened to; it holds the conversation.
+        title: stands above the messages.
+        pump: delivers the stream, the kernel's own if None.
+    """
+
+    _esm = _STATIC / "chat.js"
+    _css = _STATIC / "chat.css"
+
+    title = traitlets.Unicode("").tag(sync=True)
+    status = traitlets.Unicode("idle").tag(sync=True)  # idle | queued | running | stopping
+    run = traitlets.Int(0).tag(sync=True)
+    thinking = traitlets.Bool(False).tag(sync=True)
+    examples = traitlets.List(traitlets.Unicode(), list(EXAMPLES)).tag(sync=True)
+    # whole text, written once a turn ends; `ended` is the last run it contains
+    transcript = traitlets.Dict({"ended": 0, "turns": []}).tag(sync=True)
+
+    def __init__(self, chat: Chat, *, title: str = "", pump: Pump | None = None) -> None:
+        self._entries: list[Entry] = [entry_of(turn) for turn in chat.turns]
+        super().__init__(title=title, thinking=chat.thinking, transcript=self._transcript(0))
+        self._chat = chat
+        self._n_turns = len(self._entries)  # what the chat held when a turn last began
+        self._pump = pump or shared_pump()
+        self._live: _Live | None = None
+        self._watch: Watch | None = None
+        self._sent: tuple[Ticket, str] | None = None
+        self._answers: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
+        self._resets: list[str] = []
+        self._outputs: deque[Output] = deque(maxlen=KEPT_OUTPUTS)
+        _keep_reply_route(self.comm)
+        self.on_msg(self._received)
+        chat.on_submit(self._submitted)
+
+    # page to kernel: may run on a subshell's thread
+
+    def _received(self, _widget: object, content: object, _buffers: object) -> None:
+        command = protocol.parse(content)
+        if command is None:
+            return
+        live = self._live
+        if command["kind"] == "stop" and live and _names(command, live):
+            live.ticket.cancel()
+        self._pump.call(partial(self._obey, command))
+
+    # everything below runs on the pump's thread
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        """Carry out a command once; answer it as often as it comes."""
+        if command["kind"] == "resync":
+            self._resync()
+            return
+        key = command["id"]
+        if key in self._answers:
+            if (answer := self._answers[key]) is not None:
+                self.send(answer)
+            return
+        self._answers[key] = None
+        while len(self._answers) > KEPT_ANSWERS:
+            self._answers.popitem(last=False)
+        try:
+            answered = getattr(self, f"_do_{command['kind']}")(command)
+        except Dsv4Error as error:
+            self._answer(key, error=str(error))
+        except Exception as error:
+            self._answer(key, error=f"{type(error).__name__}: {error}")
+            raise
+        else:
+            if answered:
+                self._answer(key)
+
+    def _answer(self, key: str, error: str = "") -> None:
+        self._answers[key] = protocol.message("ack", id=key, ok=not error, error=error)
+        self.send(self._answers[key])
+
+    def _do_send(self, command: dict[str, Any]) -> bool:
+        ticket = self._chat.submit(command["text"])
+        self._sent = (ticket, command["id"])
+        return True
+
+    def _do_stop(self, command: dict[str, Any]) -> bool:
+        if self._live and _names(command, self._live):
+            self._live.ticket.cancel()
+            self.status = "stopping"
+        elif self._sent and self._sent[1] == command["command"]:
+            self._sent[0].cancel()
+        elif command["command"] and command["command"] not in self._answers:
+            # the send that it stops is still on its way: refuse it when it arrives
+            self._answer(command["command"], error="stopped before it was sent")
+        return True
+
+    def _do_reset(self, command: dict[str, Any]) -> bool:
+        if self._live:
+            self._live.ticket.cancel()
+            self.status = "stopping"
+            self._resets.append(command["id"])
+            return False
+        self._reset()
+        return True
+
+    def _do_set_thinking(self, command: dict[str, Any]) -> bool:
+        self._chat.thinking = command["value"]
+        self.thinking = self._chat.thinking
+        return True
+
+    def _reset(self) -> None:
+        self._chat.reset()
+        self._entries = []
+        self._n_turns = 0
+        self._publish()
+
+    def _submitted(self, user: str, ticket: Ticket) -> None:
+        """The chat started a turn, on whatever thread asked for it."""
+        self._pump.call(partial(self._begin, user, ticket))
+
+    def _begin(self, user: str, ticket: Ticket) -> None:
+        if self._watch is not None:  # the turn before has ended, or the chat had refused; its last frame is still due
+            for news in self._watch.news():
+                self._told(news)
+        command = self._sent[1] if self._sent and self._sent[0] is ticket else ""
+        n_turns = len(self._chat.turns)
+        if n_turns < self._n_turns:  # reset from Python
+            self._entries = []
+            self._publish()
+        self._n_turns = n_turns
+        self.run += 1
+        self._live = _Live(run=self.run, user=user, command=command, ticket=ticket)
+        self.thinking = self._chat.thinking
+        self.status = "queued"
+        self.send(protocol.message("begin", run=self.run, user=user, command=command))
+        self._watch = Watch(self.run, ticket, self._told)
+        self._pump.watch(self._watch)
+
+    def _told(self, news: News) -> None:
+        match news:
+            case Frame():
+                self.send(news.message())
+            case Status():
+                if self.status != "stopping":
+                    self.status = news.state
+            case Ended():
+                self._end(news)
+
+    def _end(self, ended: Ended) -> None:
+        live = self._live
+        assert live is not None and live.run == ended.run, ended
+        entry = entry_from_events(live.user, live.ticket.poll(0)[0])
+        self._entries.append(
+            replace(
+                entry,
+                stop_reason=ended.stop_reason,
+                n_tokens=ended.n_tokens,
+                seconds=ended.seconds,
+                error=ended.error,
+            )
+        )
+        self._live = self._watch = None
+        if self._sent and self._sent[0] is live.ticket:
+            self._sent = None
+        self._publish()
+        self.status = "idle"
+        resets, self._resets = self._resets, []
+        if resets:
+            self._reset()
+        for key in resets:
+            self._answer(key)
+
+    def _resync(self) -> None:
+        """Tell a view that has just come, or missed something, where the running turn stands."""
+        self.thinking = self._chat.thinking
+        if (live := self._live) is None:
+            return
+        entry = entry_from_events(live.user, live.ticket.poll(0)[0])
+        self.send(
+            protocol.message(
+                "snapshot",
+                run=live.run,
+                user=live.user,
+                command=live.command,
+                next=entry.n_tokens,
+                reasoning=entry.reasoning,
+                text=entry.text,
+                tool=entry.tool,
+                n_reasoning=entry.n_reasoning,
+            )
+        )
+
+    # what a saved notebook keeps
+
+    def saved(self) -> Transcript:
+        """Return the conversation so far, without the turn that is running."""
+        return Transcript(title=self.title, turns=tuple(self._entries))
+
+    def _transcript(self, ended: int) -> dict[str, Any]:
+        return {"ended": ended, "turns": Transcript(turns=tuple(self._entries)).jsonable()}
+
+    def _publish(self) -> None:
+        self.transcript = self._transcript(self.run)
+        for output in self._outputs:
+            output.update(_saved_bundle(self.saved()))
+
+    def _repr_mimebundle_(self, **_options: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle: dict[str, Any] = dict(self.saved().bundle())
+        bundle[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return bundle, {}
+
+    def _ipython_display_(self) -> None:
+        """Show a view, and below it the transcript that stays readable when the view is gone.
+
+        They are two outputs because updating an output rebuilds every view in it. The style sheet hides the second
+        while a view is beside it.
+        """
+        view, _ = self._repr_mimebundle_()
+        del view["text/html"]
+        view["text/plain"] = self.title or "Chat"
+        Output(view)
+        self._outputs.append(Output(_saved_bundle(self.saved())))
+
+
+def _saved_bundle(transcript: Transcript) -> dict[str, str]:
+    bundle = transcript.bundle()
+    bundle["text/html"] = f'<div class="dsv4-saved">{bundle["text/html"]}</div>'
+    return bundle
+
+
+def _names(command: dict[str, Any], live: _Live) -> bool:
+    return bool(command["run"] == live.run or (live.command and command["command"] == live.command))
+
+
+def _keep_reply_route(comm: object) -> None:
+    """Answer a comm where its message came in.
+
+    ipykernel 7.4.0 answers on the subshell of the last publisher, which after a page reload may no longer exist; every
+    later click is then lost. Other versions lack the attribute.
+    """
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, default: default
+
+
+_shown: weakref.WeakKeyDictionary[Any, ChatWidget] = weakref.WeakKeyDictionary()
+
+
+def widget_of(chat: Chat, *, title: str = "") -> ChatWidget:
+    """Return the one widget of `chat`; every display of it is a view of the same state."""
+    widget = _shown.get(chat)
+    if widget is None or widget.comm is None:
+        widget = _shown[chat] = ChatWidget(chat, title=title or _title(chat))
+    return widget
+
+
+def show(chat: Chat) -> None:
+    """Display `chat` as a widget where there are widgets, as text elsewhere."""
+    shell = get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        Output(Transcript(turns=tuple(entry_of(turn) for turn in chat.turns)).bundle())
+        return
+    widget_of(chat)._ipython_display_()
+
+
+def _title(chat: Chat) -> str:
+    with contextlib.suppress(AttributeError):
+        return str(chat.name)  # type: ignore[attr-defined]
+    return "Chat"

@@ -1,0 +1,47 @@
+"""The frozen checkpoint of `tests/data/goldens`: one layer of each kind, window 64, 16 picked entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.contract import FP32_PLAIN, Contract
+from dsv4nb.engine.cpu import CpuEngine
+from dsv4nb.weights.loader import load_weights
+from dsv4nb.weights.store import Weights
+
+MakeEngine = Callable[..., CpuEngine]
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Path:
+    return Path(__file__).parents[1] / "data" / "goldens"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(goldens: Path) -> Checkpoint:
+    return open_checkpoint(goldens / "checkpoint", require_tokenizer=False)
+
+
+@pytest.fixture(scope="session")
+def weights(checkpoint: Checkpoint) -> Weights:
+    return load_weights(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def make_engine(checkpoint: Checkpoint, weights: Weights) -> MakeEngine:
+    """Make an engine on the frozen weights."""
+
+    def make(contract: Contract = FP32_PLAIN, *, max_seq: int = 1024, threads: int = 1) -> CpuEngine:
+        return CpuEngine(weights, checkpoint.config, contract, max_seq=max_seq, threads=threads)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def prompt(checkpoint: Checkpoint) -> list[int]:
+    """Enough ids for every cut; the frozen vocabulary has 256."""
+    return [(37 * i + 11) % (checkpoint.config.vocab_size - 8) + 8 for i in range(500)]

@@ -1,0 +1,28 @@
+"""The chunk plan."""
+
+import pytest
+
+from dsv4nb.engine.prefill import chunk_plan
+
+
+@pytest.mark.parametrize(
+    ("pos", "count", "plan"),
+    [
+        (0, 1, [(0, 1)]),
+        (0, 256, [(0, 256)]),
+        (0, 257, [(0, 256), (256, 257)]),
+        (255, 2, [(0, 1), (1, 2)]),
+        (100, 500, [(0, 156), (156, 412), (412, 500)]),
+        (512, 256, [(0, 256)]),
+    ],
+)
+def test_cuts_at_multiples_of_the_chunk(pos: int, count: int, plan: list[tuple[int, int]]) -> None:
+    assert chunk_plan(pos, count) == plan
+
+
+def test_a_plan_covers_every_row_once() -> None:
+    for pos in range(0, 40, 7):
+        for count in range(1, 60):
+            plan = chunk_plan(pos, count, chunk=16)
+            assert [row for first, last in plan for row in range(first, last)] == list(range(count))
+            assert all(0 < last - first <= 16 for first, last in plan)

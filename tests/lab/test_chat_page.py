@@ -1,0 +1,179 @@
+"""The chat's page in a browser without Jupyter, its kernel played by the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+STATIC = Path(__file__).parents[2] / "dsv4nb/widgets/static"
+
+SET_UP = """async ([script, style]) => {
+  document.body.innerHTML = "";
+  document.head.innerHTML = "";
+  document.head.append(Object.assign(document.createElement("style"), { textContent: style }));
+  const { default: chat } = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  const traits = { title: "toy", status: "idle", run: 0, thinking: false, examples: ["Hello?"],
+    transcript: { ended: 0, turns: [] } };
+  const heard = new Map();
+  const of = (name) => heard.get(name) ?? heard.set(name, new Set()).get(name);
+  const model = {
+    get: (name) => traits[name], send: (message) => sent.push(message),
+    on: (name, handler) => of(name).add(handler), off: (name, handler) => of(name).delete(handler),
+  };
+  const sent = (window.sent = []);
+  window.say = (message) => of("msg:custom").forEach((handler) => handler(message));
+  window.put = (name, value) => { traits[name] = value; of(`change:${name}`).forEach((handler) => handler()); };
+  window.listeners = () => [...heard.values()].reduce((n, handlers) => n + handlers.size, 0);
+  window.show = () => {
+    const el = document.body.appendChild(document.createElement("div"));
+    closers.push(chat.render({ model, el }));
+  };
+  const closers = (window.closers = []);
+  window.frames_ = (run, start, texts) => say({ kind: "frame", run, start, tokens: texts.map((t) => ["c", t]) });
+  window.settled = () => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
+}"""
+
+HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>[a](javascript:alert(1))"
+
+
+@pytest.fixture
+def page(blank: Any) -> Any:
+    blank.goto("about:blank")
+    blank.evaluate(SET_UP, [(STATIC / "chat.js").read_text(), (STATIC / "chat.css").read_text()])
+    return blank
+
+
+def answers(page: Any) -> list[str]:
+    page.evaluate("settled()")
+    return [str(text) for text in page.locator(".dsv4-answer").all_text_contents()]
+
+
+def sent(page: Any, kind: str) -> list[dict[str, Any]]:
+    return [message for message in page.evaluate("window.sent") if message["kind"] == kind]
+
+
+def test_two_views_agree_though_pieces_are_lost_and_repeated(page: Any) -> None:
+    page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' }); frames_(1, 0, ['a', 'b'])")
+    page.evaluate("show(); frames_(1, 2, ['c']); frames_(1, 2, ['c']); frames_(1, 0, ['a'])")
+    assert answers(page) == ["abc"], "the late view does not show the middle of a text"
+    assert len(sent(page, "resync")) == 2, "each view asked when it came, and not again at once"
+    page.evaluate(
+        "say({ kind: 'snapshot', run: 1, user: 'q', command: '', next: 3, reasoning: '', text: 'abc', tool: '',"
+        " n_reasoning: 0 })"
+    )
+    page.evaluate("frames_(1, 3, ['d'])")
+    assert answers(page) == ["abcd", "abcd"]
+
+
+def test_what_render_attaches_its_end_detaches(page: Any) -> None:
+    page.evaluate("show(); show()")
+    both = page.evaluate("listeners()")
+    page.evaluate("closers[0]()")
+    assert page.evaluate("listeners()") == both / 2
+    page.evaluate("document.querySelector('.dsv4-example').click()")
+    assert sent(page, "send") == [], "a view that has ended sends nothing"
+    page.evaluate("closers[1]()")
+    assert page.evaluate("listeners()") == 0
+
+
+def test_a_double_click_is_one_question_and_no_stop(page: Any) -> None:
+    page.evaluate("show()")
+    page.locator(".dsv4-input").fill("hello")
+    page.locator(".dsv4-send").dblclick()
+    assert [message["text"] for message in sent(page, "send")] == ["hello"]
+    assert sent(page, "stop") == []
+
+
+def test_stop_before_the_kernel_answered_names_the_question(page: Any) -> None:
+    page.evaluate("show()")
+    page.locator(".dsv4-input").fill("hello")
+    page.keyboard.press("Enter")
+    page.locator(".dsv4-send").get_by_text("Stop").wait_for()
+    page.keyboard.press("Escape")
+    (question,), (stop,) = sent(page, "send"), sent(page, "stop")
+    assert (stop["command"], stop["run"]) == (question["id"], 0)
+    page.evaluate("id => say({ kind: 'ack', id, ok: false, error: 'stopped before it was sent' })", question["id"])
+    page.evaluate("settled()")
+    assert page.locator(".dsv4-input").input_value() == "hello"
+    assert page.locator(".dsv4-status").text_content() == "Not sent."
+    assert not page.locator(".dsv4-alert").is_visible()
+
+
+def test_a_silent_kernel_is_told_and_stop_takes_the_message_back(page: Any) -> None:
+    page.evaluate("show()")
+    page.locator(".dsv4-input").fill("hello")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(5_500)
+    first, again = sent(page, "send")
+    assert first == again, "repeated once, with its id"
+    assert "has not answered" in page.locator(".dsv4-alert").text_content()
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(100)
+    assert page.locator(".dsv4-input").input_value() == "hello"
+    assert page.locator(".dsv4-turn").count() == 0
+
+
+def test_what_a_model_writes_is_text(page: Any) -> None:
+    page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' })")
+    page.evaluate(
+        "text => say({ kind: 'frame', run: 1, start: 0, tokens: [['r', text], ['c', text], ['t', text]] })", HOSTILE
+    )
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.hit") is None
+    assert answers(page) == [HOSTILE]
+    assert page.locator(".dsv4-tool").text_content() == HOSTILE
+    assert page.locator(".dsv4-log :is(script, img, a)").count() == 0
+
+
+def test_an_error_stands_in_its_turn_as_an_alert(page: Any) -> None:
+    turn = (
+        "{ user: 'q', reasoning: '', text: 'half', tool: '', stop_reason: null, n_tokens: 1, n_reasoning: 0,"
+        " seconds: 0, error: 'out of memory' }"
+    )
+    page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' }); frames_(1, 0, ['half'])")
+    page.evaluate(f"put('transcript', {{ ended: 1, turns: [{turn}] }})")
+    assert answers(page) == ["half"]
+    assert page.locator(".dsv4-turn [role=alert]").text_content() == "Failed: out of memory"
+    assert page.locator(".dsv4-status").text_content() == "Failed."
+
+
+def test_the_text_grows_in_place(page: Any) -> None:
+    """A selection in the answer survives the next piece."""
+    page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' }); frames_(1, 0, ['hello '])")
+    answers(page)
+    page.evaluate("window.node = document.querySelector('.dsv4-answer').firstChild")
+    page.evaluate("getSelection().setBaseAndExtent(node, 0, node, 5)")
+    page.evaluate("frames_(1, 1, ['world'])")
+    assert answers(page) == ["hello world"]
+    assert page.evaluate("getSelection().toString()") == "hello"
+    assert page.evaluate("document.querySelector('.dsv4-answer').firstChild === node")
+
+
+def test_the_end_is_followed_only_by_a_reader_who_is_there(page: Any) -> None:
+    page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' })")
+    page.evaluate("frames_(1, 0, Array.from({ length: 200 }, (_, i) => `line ${i}\\n`))")
+    answers(page)
+    where = (
+        "(() => { const log = document.querySelector('.dsv4-log');"
+        " return log.scrollHeight - log.scrollTop - log.clientHeight })()"
+    )
+    assert page.evaluate(where) < 2
+    page.evaluate("document.querySelector('.dsv4-log').scrollTop = 100")
+    page.wait_for_timeout(100)
+    page.evaluate("frames_(1, 200, ['more\\n'])")
+    answers(page)
+    assert page.evaluate("document.querySelector('.dsv4-log').scrollTop") == 100
+
+
+def test_an_unfinished_word_of_an_input_method_is_not_sent(page: Any) -> None:
+    page.evaluate("show()")
+    page.locator(".dsv4-input").fill("こん")
+    page.evaluate(
+        """() => document.querySelector(".dsv4-input").dispatchEvent(
+          new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true }))"""
+    )
+    assert sent(page, "send") == []

@@ -1,0 +1,284 @@
+"""The chat in a real JupyterLab: streamed, stopped, reloaded, seen twice, used by keyboard, in light and dark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+pytestmark = pytest.mark.lab
+
+SHOW = """from paced import PacedChat
+from dsv4nb.widgets.chat import show
+chat = PacedChat()
+show(chat)"""
+
+PIECES = """() => {
+  window.pieces = [];
+  new MutationObserver(() => {
+    const answers = [...document.querySelectorAll(".dsv4-answer")];
+    const text = answers.at(-1)?.textContent ?? "";
+    if (text && text !== window.pieces.at(-1)) window.pieces.push(text);
+  }).observe(document.querySelector(".dsv4-log"), { subtree: true, childList: true, characterData: true });
+}"""
+
+
+@pytest.fixture
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures go: a folder that is looked at, if the environment names one."""
+    return Path(os.environ.get("DSV4NB_SHOTS") or tmp_path_factory.mktemp("shots"))
+
+
+@pytest.fixture
+def quiet(lab: Any) -> Iterator[None]:
+    """The page reports no error and asks nobody but its server."""
+    lab.problems.clear()
+    lab.strangers.clear()
+    yield
+    assert lab.problems == []
+    assert lab.strangers == []
+
+
+@pytest.fixture
+def page(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Any:
+    """A notebook with a chat in its first cell."""
+    shutil.copy(Path(__file__).with_name("paced.py"), lab.root)
+    lab.open(lab.write(request.node.name, SHOW, "answer = 6 * 7", "show(chat)"))
+    run_cell(lab, 0)
+    lab.page.locator(".dsv4-panel").first.wait_for()
+    return lab.page
+
+
+def run_cell(lab: Any, index: int) -> None:
+    lab.page.evaluate(
+        "i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }",
+        index,
+    )
+    lab.command("notebook:run-cell")
+
+
+def ask(page: Any, text: str, nth: int = 0) -> None:
+    box = page.get_by_role("textbox", name="Message").nth(nth)
+    box.fill(text)
+    box.press("Enter")
+
+
+def idle(page: Any, turns: int) -> None:
+    page.wait_for_function(
+        """n => {
+          const chat = document.querySelector(".dsv4-chat");
+          return chat.dataset.phase === "idle" && chat.dataset.status === "idle"
+            && chat.querySelectorAll(".dsv4-turn").length === n;
+        }""",
+        arg=turns,
+    )
+
+
+def stopped(page: Any) -> Any:
+    return page.locator(".dsv4-mark").get_by_text("Stopped", exact=True)
+
+
+def answer(page: Any, nth: int = 0) -> str:
+    return str(page.locator(".dsv4-panel").nth(nth).locator(".dsv4-answer").last.text_content())
+
+
+def test_an_answer_arrives_in_pieces(page: Any) -> None:
+    page.evaluate(PIECES)
+    ask(page, "Count from 1 to 100.")
+    idle(page, 1)
+    pieces = page.evaluate("window.pieces")
+    assert len(pieces) > 10
+    assert all(after.startswith(before) for before, after in pairwise(pieces))
+    assert answer(page) == "".join(f"{i}, " for i in range(1, 101))
+    assert page.locator(".dsv4-facts").text_content().startswith("100 tokens · ")
+    assert page.get_by_role("status").filter(has_text="Done.").count() == 1
+
+
+def test_stop_keeps_the_text_and_the_next_message_works(page: Any) -> None:
+    ask(page, "Count from 1 to 100.")
+    page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('9, ')")
+    start = time.monotonic()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    stopped(page).wait_for()
+    assert time.monotonic() - start < 1.5
+    idle(page, 1)
+    kept = answer(page)
+    assert "9, " in kept and "100" not in kept
+    page.wait_for_timeout(300)
+    assert answer(page) == kept
+    page.get_by_role("button", name="Send", exact=True).wait_for()
+    ask(page, "What is the capital of France?")
+    idle(page, 2)
+    assert answer(page) == "The capital of France is Paris."
+
+
+def test_stop_works_before_the_first_token(page: Any, lab: Any) -> None:
+    ask(page, "Count from 1 to 100.")
+    page.get_by_role("textbox", name="Message").press("Escape")
+    stopped(page).wait_for()
+    idle(page, 1)
+
+
+def test_stop_works_while_a_cell_blocks_the_kernel(page: Any, lab: Any) -> None:
+    ask(page, "Count from 1 to 100.")
+    lab.page.evaluate(
+        """() => {
+          const panel = window.jupyterapp.shell.currentWidget;
+          panel.sessionContext.session.kernel.requestExecute({ code: "import time; time.sleep(2)" });
+        }"""
+    )
+    page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('9, ')")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    stopped(page).wait_for(timeout=1500)
+
+
+def test_the_reasoning_is_folded_and_counted(page: Any) -> None:
+    page.get_by_role("switch", name="Thinking").check()
+    ask(page, "What is 47 + 38?")
+    page.locator(".dsv4-summary").get_by_text("Thinking…").wait_for()
+    idle(page, 1)
+    summary = page.locator(".dsv4-summary")
+    assert summary.text_content().startswith("Thought for ")
+    assert not page.locator(".dsv4-reasoning").is_visible()
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".dsv4-reasoning").is_visible()
+    assert page.locator(".dsv4-answer").is_visible()
+
+
+def test_a_reload_in_the_middle_of_an_answer_loses_and_doubles_nothing(page: Any, lab: Any) -> None:
+    name = page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
+    ask(page, "Count from 1 to 100.")
+    page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('5, ')")
+    lab.command("docmanager:save")
+    lab.open(name, reset=False)
+    page.locator(".dsv4-panel").first.wait_for(timeout=30_000)
+    page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.length > 20")
+    idle(page, 1)
+    assert answer(page) == "".join(f"{i}, " for i in range(1, 101))
+    ask(page, "What is the capital of France?")
+    idle(page, 2)
+    assert answer(page) == "The capital of France is Paris."
+
+
+def test_two_views_show_one_chat(page: Any, lab: Any) -> None:
+    ask(page, "Count from 1 to 100.")
+    page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('5, ')")
+    run_cell(lab, 2)
+    page.locator(".dsv4-panel").nth(1).wait_for()
+    page.wait_for_function("document.querySelectorAll('.dsv4-answer').length === 2")
+    idle(page, 1)
+    whole = "".join(f"{i}, " for i in range(1, 101))
+    assert [answer(page, 0), answer(page, 1)] == [whole, whole]
+    ask(page, "What is the capital of France?", nth=1)
+    page.wait_for_function("document.querySelectorAll('.dsv4-turn').length === 4")
+    idle(page, 2)
+    assert [answer(page, 0), answer(page, 1)] == ["The capital of France is Paris."] * 2
+    page.wait_for_timeout(200)
+    assert page.locator(".dsv4-turn").count() == 4, "one question, one turn a view"
+
+
+def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(page: Any) -> None:
+    cells = page.locator(".jp-Notebook .jp-Cell").count()
+    page.get_by_role("switch", name="Thinking").focus()
+    reached = []
+    for _ in range(4):
+        page.keyboard.press("b")
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.className"))
+    assert reached == ["dsv4-example"] * 3 + ["dsv4-input"]
+    box = page.get_by_role("textbox", name="Message")
+    page.keyboard.type("What is the capital")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("of France?")
+    assert box.input_value() == "What is the capital\nof France?"
+    page.keyboard.press("Enter")
+    idle(page, 1)
+    assert page.locator(".dsv4-bubble").text_content() == "What is the capital\nof France?"
+    assert page.locator(".jp-Notebook .jp-Cell").count() == cells
+    unmarked = page.evaluate(
+        """() => [...document.querySelectorAll(".dsv4-chat :is(button, input, textarea, summary, [tabindex])")]
+          .filter((node) => node.dataset.lmSuppressShortcuts !== "true").map((node) => node.className)"""
+    )
+    assert unmarked == []
+
+
+def test_what_was_typed_is_not_lost_when_a_send_is_refused(page: Any) -> None:
+    ask(page, "What?")
+    page.get_by_role("alert").filter(has_text="Not sent").wait_for()
+    assert page.get_by_role("textbox", name="Message").input_value() == "What?"
+    assert page.locator(".dsv4-turn").count() == 0
+    ask(page, "What is the capital of France?")
+    idle(page, 1)
+    assert not page.get_by_role("alert").filter(has_text="Not sent").is_visible()
+
+
+def test_what_was_typed_is_not_lost_when_the_kernel_is_gone(page: Any) -> None:
+    ask(page, "What is the capital of France?")
+    idle(page, 1)
+    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.wait_for_timeout(500)
+    ask(page, "Are you there?")
+    page.get_by_role("alert").filter(has_text="run the cell again").wait_for(timeout=8_000)
+    assert page.get_by_role("textbox", name="Message").input_value() == "Are you there?"
+    assert answer(page) == "The capital of France is Paris."
+
+
+def test_a_new_chat_is_empty(page: Any) -> None:
+    page.get_by_role("button", name="What is the capital of France?").click()
+    idle(page, 1)
+    page.get_by_role("button", name="New chat").click()
+    idle(page, 0)
+    assert page.get_by_role("button", name="What is the capital of France?").is_visible()
+
+
+def test_the_saved_file_holds_the_conversation_and_the_page_shows_it_once(page: Any, lab: Any) -> None:
+    ask(page, "What is the capital of France?")
+    idle(page, 1)
+    assert page.locator(".dsv4-saved").count() == 1 and not page.locator(".dsv4-saved").is_visible()
+    lab.command("docmanager:save")
+    path = lab.root / page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
+    outputs = nbformat.read(path, as_version=4).cells[0].outputs
+    text = json.dumps(outputs)
+    assert "The capital of France is Paris." in text
+    assert "You: What is the capital of France?" in outputs[-1].data["text/plain"]
+
+
+def test_light_dark_and_narrow(page: Any, lab: Any, shots: Path) -> None:
+    page.get_by_role("switch", name="Thinking").check()
+    ask(page, "What is 47 + 38?")
+    idle(page, 1)
+    seen = {}
+    for dark in (False, True):
+        lab.theme(dark=dark)
+        seen[dark] = page.evaluate(
+            """() => {
+              const style = (name) => getComputedStyle(document.querySelector(name));
+              return [style(".dsv4-answer").color, style(".dsv4-panel").backgroundColor];
+            }"""
+        )
+        page.screenshot(path=shots / f"{'dark' if dark else 'light'}.png")
+    assert seen[True] != seen[False]
+    lab.theme(dark=False)
+    lab.command("application:toggle-left-area")
+    page.set_viewport_size({"width": 480, "height": 800})
+    page.wait_for_timeout(500)
+    page.screenshot(path=shots / "narrow.png")
+    overflow = page.evaluate(
+        """() => [...document.querySelectorAll(".dsv4-panel *")].filter((node) => {
+          const panel = document.querySelector(".dsv4-panel").getBoundingClientRect();
+          const box = node.getBoundingClientRect();
+          return box.width > 1 && box.right > panel.right + 1;
+        }).map((node) => node.className)"""
+    )
+    page.set_viewport_size({"width": 1200, "height": 860})
+    lab.command("application:toggle-left-area")
+    assert overflow == []

@@ -1,0 +1,66 @@
+"""The tour as a newcomer sees it: every cell runs, and the chat at its end answers and stops."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOY = ROOT / "dsv4nb/toy/model"
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(not (TOY / "config.json").exists(), reason="the bundled model is not in dsv4nb/toy/model"),
+]
+
+PIECES = """() => {
+  window.pieces = [];
+  new MutationObserver(() => {
+    const text = [...document.querySelectorAll(".dsv4-answer")].at(-1)?.textContent ?? "";
+    if (text && text !== window.pieces.at(-1)) window.pieces.push(text);
+  }).observe(document.querySelector(".dsv4-log"), { subtree: true, childList: true, characterData: true });
+}"""
+
+
+def test_the_tour_runs_and_its_chat_answers_and_stops(lab: Any) -> None:
+    shutil.copy(ROOT / "notebooks/01_tour.ipynb", lab.root)
+    lab.open("01_tour.ipynb")
+    lab.run_all()
+    page = lab.page
+    page.locator(".dsv4-panel").wait_for(timeout=180_000)
+    assert page.locator('.jp-RenderedText[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0
+    turns = page.locator(".dsv4-turn").count()
+    page.evaluate(PIECES)
+
+    box = page.get_by_role("textbox", name="Message")
+    box.fill("What is the capital of France?")
+    box.press("Enter")
+    page.wait_for_function(
+        """n => document.querySelectorAll(".dsv4-turn").length === n
+          && document.querySelector(".dsv4-chat").dataset.phase === "idle"
+          && document.querySelector(".dsv4-chat").dataset.status === "idle" """,
+        arg=turns + 1,
+        timeout=60_000,
+    )
+    assert "Paris" in page.locator(".dsv4-answer").last.text_content()
+    pieces = [piece for piece in page.evaluate("window.pieces") if len(piece) > 0]
+    assert len(pieces) > 1, "the answer came in one piece"
+
+    box.fill("Count from 1 to 100.")
+    box.press("Enter")
+    page.wait_for_function(
+        "n => document.querySelectorAll('.dsv4-answer').length === n"
+        " && [...document.querySelectorAll('.dsv4-answer')].at(-1).textContent.includes('9')",
+        arg=turns + 2,
+        timeout=60_000,
+    )
+    start = time.monotonic()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.locator(".dsv4-mark").get_by_text("Stopped", exact=True).wait_for(timeout=5_000)
+    assert time.monotonic() - start < 2
+    assert "100" not in page.locator(".dsv4-answer").last.text_content()
+    assert lab.problems == [] and lab.strangers == []

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+
+from dsv4nb.magics.line import Shelf
+
+
+class Loader:
+    def __init__(self, make_model: Any) -> None:
+        self.make_model = make_model
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, path: str, **options: Any) -> Any:
+        self.calls.append((path, options))
+        return self.make_model()
+
+
+@pytest.fixture
+def loader(make_model: Any) -> Loader:
+    return Loader(make_model)
+
+
+def test_load_binds_m_and_returns_the_card(loader: Loader) -> None:
+    names: dict[str, Any] = {}
+    assert Shelf(names, loader).obey("load toy") == "a model of words"
+    assert loader.calls == [("toy", {})]
+    assert names["m"].info == "a model of words"
+
+
+def test_a_path_may_have_spaces_and_the_name_be_chosen(loader: Loader) -> None:
+    names: dict[str, Any] = {}
+    Shelf(names, loader).obey("load '/models/my flash' --as flash --max-seq 4096")
+    assert loader.calls == [("/models/my flash", {"max_seq": 4096})]
+    assert list(names) == ["flash"]
+
+
+def test_a_cell_that_is_run_again_loads_nothing_twice(loader: Loader) -> None:
+    shelf = Shelf({}, loader)
+    shelf.obey("load toy")
+    assert shelf.obey("load toy") == "a model of words"
+    assert len(loader.calls) == 1
+    with pytest.raises(UsageError, match=r"'m' already holds toy; %dsv4 unload m frees it"):
+        shelf.obey("load toy --max-seq 128")
+
+
+def test_unload_closes_and_forgets(loader: Loader) -> None:
+    names: dict[str, Any] = {}
+    shelf = Shelf(names, loader)
+    shelf.obey("load toy")
+    model = names["m"]
+    assert shelf.obey("unload") is None
+    assert model.closed == 1 and names == {}
+    shelf.obey("load toy")
+    assert len(loader.calls) == 2
+
+
+def test_with_several_models_the_name_must_be_said(loader: Loader) -> None:
+    names: dict[str, Any] = {}
+    shelf = Shelf(names, loader)
+    shelf.obey("load toy")
+    assert shelf.find(None) is names["m"]
+    shelf.obey("load toy --as other")
+    with pytest.raises(UsageError, match=r"several models are loaded; pass --model m or other"):
+        shelf.find(None)
+    with pytest.raises(UsageError, match=r"name one of m, other"):
+        shelf.obey("unload")
+    assert shelf.find("other") is names["other"]
+    assert repr(shelf.obey("status")) == "m\na model of words\n\nother\na model of words"
+
+
+def test_a_variable_that_was_given_another_value_is_no_longer_a_model(loader: Loader) -> None:
+    names: dict[str, Any] = {}
+    shelf = Shelf(names, loader)
+    shelf.obey("load toy")
+    names["m"] = 3
+    assert "no model is loaded" in repr(shelf.obey("status"))
+    shelf.obey("load toy")
+    assert len(loader.calls) == 2
+
+
+def test_status_escapes_what_it_shows(loader: Loader) -> None:
+    names: dict[str, Any] = {}
+    shelf = Shelf(names, loader)
+    shelf.obey("load toy")
+    names["m"].info = "<script>"
+    status: Any = shelf.obey("status")
+    assert "&lt;script&gt;" in status._repr_html_()

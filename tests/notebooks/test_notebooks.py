@@ -1,0 +1,88 @@
+"""Notebooks are stored clean, and run from top to bottom on the bundled model."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import dsv4nb
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TOY = ROOT / "dsv4nb/toy/model"
+
+EXPECTED = {
+    "01_tour": ["Paris", "85", "get_weather", "tool_calls", "silver otter"],
+}
+
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    """Everything a reader of the executed notebook sees as text."""
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "\n".join(
+        output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")
+        for output in outputs
+    )
+
+
+def python(source: str) -> str:
+    """The Python of a cell, without magics."""
+    return "" if source.startswith("%%") else "\n".join(x for x in source.splitlines() if not x.startswith("%"))
+
+
+@each
+def test_is_stored_clean(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert "widgets" not in notebook.metadata
+    for i, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            assert not cell.outputs and cell.execution_count is None, f"{path.name} cell {i} has outputs"
+            assert len(cell.source.splitlines()) <= 15, f"{path.name} cell {i} is too long"
+
+
+@each
+def test_uses_public_names_only(path: Path) -> None:
+    for cell in read(path).cells:
+        if cell.cell_type != "code":
+            continue
+        for node in ast.walk(ast.parse(python(cell.source))):
+            assert not isinstance(node, ast.ClassDef), "a notebook defines no classes"
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dsv4nb"):
+                assert node.module == "dsv4nb" and {name.name for name in node.names} <= set(dsv4nb.__all__)
+            if isinstance(node, ast.Attribute):
+                assert not node.attr.startswith("_"), node.attr
+
+
+@each
+def test_every_code_cell_is_introduced(path: Path) -> None:
+    cells = read(path).cells
+    assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
+    runs = re.findall(r"c+", "".join(cell.cell_type[0] for cell in cells))
+    assert max(map(len, runs)) <= 2, "text between the cells"
+
+
+@pytest.mark.notebook
+@each
+def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (TOY / "config.json").exists():
+        pytest.skip("the bundled model is not in dsv4nb/toy/model")
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
+    notebook = read(path)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    text = printed(notebook)
+    for part in EXPECTED[path.stem]:
+        assert part in text

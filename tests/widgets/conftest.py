@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from comm.base_comm import BaseComm
+
+from dsv4nb.config import SamplerConfig
+from dsv4nb.errors import Dsv4Error
+from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Token
+
+
+class RecordedComm(BaseComm):
+    """Keeps what a kernel would publish, and delivers what a page would send."""
+
+    def __init__(self, **options: Any) -> None:
+        self.published: list[tuple[str, dict[str, Any]]] = []
+        super().__init__(**options)
+
+    def publish_msg(self, msg_type: str, data: Any = None, *_: Any, **__: Any) -> None:
+        self.published.append((msg_type, data or {}))
+
+    def from_page(self, content: object) -> None:
+        self.handle_msg({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+
+    def messages(self, kind: str = "") -> list[dict[str, Any]]:
+        sent = [data["content"] for name, data in self.published if name == "comm_msg" and data["method"] == "custom"]
+        return [message for message in sent if kind in ("", message["kind"])]
+
+    def traits(self, name: str) -> list[Any]:
+        updates = [data["state"] for kind, data in self.published if kind == "comm_msg" and data["method"] == "update"]
+        return [state[name] for state in updates if name in state]
+
+
+@dataclass(eq=False)
+class HandTicket:
+    """A run whose tokens are put in by hand."""
+
+    state: str = "queued"
+    events: list[Event] = field(default_factory=list)
+    finished: bool = False
+    cancelled: int = 0
+
+    def poll(self, start: int) -> tuple[Sequence[Event], bool]:
+        return self.events[start:], self.finished
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def start(self) -> None:
+        self.state = "running"
+        self.events.append(PromptUsage(n_prompt=5, n_cached=0))
+
+    def say(self, *texts: str, channel: Any = "content") -> None:
+        self.events.extend(Token(id=i, text=text, channel=channel) for i, text in enumerate(texts))
+
+    def end(self, stop_reason: StopReason = "stop") -> None:
+        self.events.append(
+            Done(
+                stop_reason=stop_reason,
+                n_tokens=sum(isinstance(event, Token) for event in self.events),
+                n_prompt=5,
+                n_cached=0,
+                queue_s=0.0,
+                elapsed_s=0.5,
+                config=SamplerConfig(),
+            )
+        )
+        self.state, self.finished = "done", True
+
+    def fail(self, message: str) -> None:
+        self.events.append(Failed(code="engine", message=message, param=None, retryable=False))
+        self.state, self.finished = "failed", True
+
+
+class HandChat:
+    """A chat whose runs are `HandTicket`s."""
+
+    name = "toy"
+
+    def __init__(self) -> None:
+        self.thinking = False
+        self.turns: list[Any] = []
+        self.tickets: list[HandTicket] = []
+        self.asked: list[str] = []
+        self.resets = 0
+        self._callbacks: list[Callable[[str, Any], None]] = []
+
+    def on_submit(self, callback: Callable[[str, Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def submit(self, text: str) -> HandTicket:
+        if self.tickets and not self.tickets[-1].finished:
+            raise Dsv4Error("the chat is busy")
+        self.asked.append(text)
+        self.tickets.append(HandTicket())
+        for callback in self._callbacks:
+            callback(text, self.tickets[-1])
+        return self.tickets[-1]
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+@pytest.fixture(autouse=True)
+def recorded_comms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comm.create_comm", RecordedComm)
+
+
+@pytest.fixture
+def chat() -> HandChat:
+    return HandChat()
