@@ -86,8 +86,9 @@ class Shelf:
         return f"pass --model {' or '.join(names)}." if names else "%dsv4 load PATH loads one."
 
     def _present(self) -> list[Loaded]:
-        """The models whose variable still holds them."""
-        return [loaded for name, loaded in self._loaded.items() if self._names.get(name) is loaded.model]
+        """The open models whose variable still holds them."""
+        held = [loaded for name, loaded in self._loaded.items() if self._names.get(name) is loaded.model]
+        return [loaded for loaded in held if not loaded.model.is_closed]
 
     def _load(self, rest: str) -> object:
         args = load_parser().parse(rest)

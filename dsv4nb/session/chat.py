@@ -1,37 +1,36 @@
-"""A conversation: its turns, and the door through which the next one is asked."""
+"""A conversation: turns, one at a time, and the history that the next one is rendered from."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from dsv4nb.errors import ChatBusy, RequestError
-from dsv4nb.events import Generation, StopReason
-from dsv4nb.session.job import Outcome
-from dsv4nb.session.request import Message, RequestOptions, given_options
-
-_NOT_HERE = ("messages", "prompt_ids")
+from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
+from dsv4nb.events import Event, Failed, Generation, StopReason
+from dsv4nb.session.journal import OnEnd
+from dsv4nb.session.request import Options, override
 
 
-class TicketLike(Protocol):
-    """What a chat asks of a submitted request; `stream.ticket.Ticket` is one."""
+class Ticket(Protocol):
+    """A turn on its way; `dsv4nb.stream.ticket.Ticket` is one."""
 
+    @property
+    def state(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    def poll(self, start: int) -> tuple[list[Event], bool]: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
     def result(self, timeout: float | None = None) -> Generation: ...
     async def aresult(self) -> Generation: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
     def cancel(self) -> None: ...
 
 
-TicketT = TypeVar("TicketT", bound=TicketLike)
-TicketT_co = TypeVar("TicketT_co", bound=TicketLike, covariant=True)
+class Start(Protocol):
+    """Puts a conversation in the queue; `on_end` is called before anybody sees that the run ended."""
 
-
-class Door(Protocol[TicketT_co]):
-    """Submits a request; `on_end` hears the outcome before anybody else can see it."""
-
-    def __call__(self, options: Mapping[str, Any], on_end: Callable[[Outcome], None], /) -> TicketT_co: ...
+    def __call__(self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd) -> Ticket: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,184 +38,186 @@ class Turn:
     """One question and what came back.
 
     Attributes:
-        tool: calls, as the model wrote them.
-        stop_reason: None when it failed.
-        seconds: render, prefill and decode.
-        error: why it failed, None otherwise.
-        reply: the assistant's message, None when it failed: a failed turn is shown and not remembered.
+        stop_reason: None when it failed; "cancelled" when it was stopped, with the text so far.
+        error: why it failed; such a turn is not part of the history.
     """
 
     user: str
     reasoning: str = ""
     text: str = ""
-    tool: str = ""
     stop_reason: StopReason | None = None
     n_tokens: int = 0
     seconds: float = 0.0
     error: str | None = None
-    reply: Message | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether somebody stopped it; its text is what had been shown."""
-        return self.stop_reason == "cancelled"
 
 
-class Chat(Generic[TicketT]):
-    """A conversation with one model; one turn runs at a time.
+class Chat:
+    """A conversation with one model; every turn is rendered from the history and run on a fresh state.
 
-    What it remembers is exactly what was shown: a stopped turn keeps its partial text, a failed one is left out of the
-    next prompt. Every turn is rendered from the start.
+    The history holds exactly what was shown: a turn that was stopped stays with its partial text, a turn that
+    failed leaves it as it was.
 
     Args:
-        name: the model's.
-        door: submits the turns.
-        options: of every turn, the keywords of `generate`; a turn's own go before.
-        show: displays the chat in a notebook, on the thread that runs the cell.
+        start: runs a conversation.
+        name: of the model, for people.
+        options: of every turn; a turn can override them.
+        show: displays a chat in a notebook, text when None.
 
     Attributes:
-        thinking: whether the next turn reasons before it answers.
+        thinking: whether the next turns reason before they answer; may be set at any time.
     """
 
     def __init__(
         self,
-        name: str,
-        door: Door[TicketT],
-        options: Mapping[str, Any],
-        show: Callable[[Chat[TicketT]], None] | None = None,
+        start: Start,
+        *,
+        name: str = "",
+        options: Options | None = None,
+        show: Callable[[Chat], None] | None = None,
     ) -> None:
-        own = given_options(options)
-        _refuse_input(own)
+        self._options = options or Options()
         self.name = name
-        self.thinking = bool(own.pop("thinking", own.get("effort") is not None))
-        self._options = own
-        self._door = door
-        self._show = show
-        self._lock = threading.RLock()
-        self._turns: list[Turn] = []
-        self._live: TicketT | None = None
+        self.thinking = self._options.thinking
+        self._start, self._show = start, show
+        self._lock = threading.Lock()
         self._is_busy = False
-        self._callbacks: list[Callable[[str, TicketT], None]] = []
+        self._ticket: Ticket | None = None
+        self._turns: tuple[Turn, ...] = ()
+        self._messages: tuple[dict[str, Any], ...] = ()
+        self._callbacks: list[Callable[[str, Any], None]] = []
 
     @property
-    def turns(self) -> Sequence[Turn]:
-        """The turns that are over."""
-        with self._lock:
-            return tuple(self._turns)
+    def turns(self) -> list[Turn]:
+        """The turns that ended, failed ones included."""
+        return list(self._turns)
 
     @property
-    def messages(self) -> list[Message]:
-        """The conversation as the next turn will render it, OpenAI-shaped."""
-        with self._lock:
-            system = self._options.get("system")
-            messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-            for turn in self._turns:
-                if turn.reply is not None:
-                    messages += [{"role": "user", "content": turn.user}, turn.reply]
-            return messages
+    def messages(self) -> list[dict[str, Any]]:
+        """The history as messages, the system message in front."""
+        system = self._options.system
+        front = [] if system is None else [{"role": "system", "content": system}]
+        return [*front, *map(dict, self._messages)]
 
     @property
-    def is_running(self) -> bool:
-        """Whether a turn is under way."""
+    def is_busy(self) -> bool:
+        """Whether a turn is queued or running."""
         return self._is_busy
 
-    def submit(self, text: str, **options: Unpack[RequestOptions]) -> TicketT:
-        """Ask the next turn and return at once.
+    def submit(self, text: str, **options: Any) -> Ticket:
+        """Start a turn and return at once.
+
+        Args:
+            options: of this turn only, by the names of `Model.generate`.
 
         Raises:
-            ChatBusy: a turn is running.
-            RequestError: the turn was refused; the conversation is as it was.
+            ChatBusy: a turn is still running.
+            RequestError, EncodingError: the turn is refused; nothing was changed.
         """
-        given = given_options(options)
-        _refuse_input(given)
-        if not isinstance(text, str) or not text.strip():
-            raise RequestError("the message is empty; write at least one character", param="text")
+        if not isinstance(text, str):
+            raise RequestError(f"a message must be text, not {type(text).__name__}", param="text")
+        if not text:
+            raise PromptEmpty("text")
+        chosen = override(replace(self._options, thinking=self.thinking), options, "chat.send()")
+        if not chosen.thinking and "effort" not in options:
+            chosen = replace(chosen, effort=None)  # the chat's effort is that of its thinking turns
+        user = {"role": "user", "content": text}
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
-            asked = {"thinking": self.thinking, **self._options, **given}
-            asked["messages"] = [*self.messages, {"role": "user", "content": text}]
-            if "system" in given:
-                asked["messages"] = asked["messages"]["system" in self._options :]
-            else:
-                asked.pop("system", None)
             self._is_busy = True
-            try:
-                ticket = self._live = self._door(asked, lambda outcome: self._ended(text, outcome))
-            except BaseException:
-                self._is_busy = False
-                raise
-            callbacks = tuple(self._callbacks)
-        for callback in callbacks:
+            before = self._messages
+        try:
+            ticket = self._start((*before, user), chosen, lambda outcome: self._ended(text, user, outcome))
+        except BaseException:
+            self._is_busy = False
+            raise
+        self._ticket = ticket
+        for callback in tuple(self._callbacks):
             callback(text, ticket)
         return ticket
 
-    def send(self, text: str, **options: Unpack[RequestOptions]) -> Generation:
-        """Ask the next turn and wait for it; an interrupt stops it and keeps its text in `turns`."""
+    def send(self, text: str, **options: Any) -> Generation:
+        """Ask and wait for the answer; an interrupt stops the turn and keeps its text.
+
+        Raises:
+            Dsv4Error: as `submit`, and when the turn fails.
+        """
         return self.submit(text, **options).result()
 
-    async def asend(self, text: str, **options: Unpack[RequestOptions]) -> Generation:
-        """Ask the next turn and await it; cancelling the task stops it."""
+    async def asend(self, text: str, **options: Any) -> Generation:
+        """Ask and await the answer; cancelling the await stops the turn."""
         return await self.submit(text, **options).aresult()
 
     def stop(self) -> None:
-        """Stop the running turn, if there is one; its text is kept."""
-        live = self._live
-        if self._is_busy and live is not None:
-            live.cancel()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until no turn is running; False when that took too long."""
-        live = self._live
-        return live is None or live.wait(timeout)
+        """Stop the turn that is running; its text so far is kept."""
+        ticket = self._ticket
+        if ticket is not None:
+            ticket.cancel()
 
     def reset(self) -> None:
-        """Forget all turns.
+        """Forget the conversation; the system message and the options stay.
 
         Raises:
-            ChatBusy: a turn is running.
+            ChatBusy: a turn is still running.
         """
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
-            self._turns.clear()
+            self._turns, self._messages, self._ticket = (), (), None
 
-    def on_submit(self, callback: Callable[[str, TicketT], None]) -> None:
-        """Call `callback` with the text and the ticket of every turn, on the thread that submits it."""
+    def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]:
+        """Call `callback(text, ticket)` whenever a turn starts, on the thread that started it.
+
+        Returns:
+            A function that ends this.
+        """
         self._callbacks.append(callback)
 
-    def _ended(self, user: str, outcome: Outcome) -> None:
+        def remove() -> None:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+        return remove
+
+    def _ended(self, text: str, user: dict[str, Any], outcome: Generation | Failed) -> None:
+        """Write the turn down; called on the serving thread before its ticket is finished."""
         with self._lock:
-            self._turns.append(_turn_of(user, outcome))
+            if isinstance(outcome, Failed):
+                turn = Turn(user=text, error=outcome.message)
+            else:
+                turn = Turn(
+                    user=text,
+                    reasoning=outcome.reasoning,
+                    text=outcome.text,
+                    stop_reason=outcome.stop_reason,
+                    n_tokens=outcome.done.n_tokens,
+                    seconds=outcome.done.elapsed_s,
+                )
+                self._messages = (*self._messages, user, outcome.messages[-1])
+            self._turns = (*self._turns, turn)
             self._is_busy = False
 
-    def _ipython_display_(self) -> None:
-        if self._show is None:
-            print(self)  # noqa: T201
-        else:
-            self._show(self)
-
     def __repr__(self) -> str:
-        n = len(self._turns)
-        return f"Chat with {self.name}: {n} turn{'s' * (n != 1)}"
+        head = f"Chat with {self.name}" if self.name else "Chat"
+        return "\n\n".join([head, *(line for turn in self._turns for line in _lines(turn))])
+
+    def _ipython_display_(self) -> None:
+        if self._show is not None:
+            self._show(self)
+            return
+        from IPython.display import display
+
+        display({"text/plain": repr(self)}, raw=True)  # type: ignore[no-untyped-call]
 
 
-def _refuse_input(given: Mapping[str, Any]) -> None:
-    for name in _NOT_HERE:
-        if name in given:
-            raise RequestError(f"{name} has no place in a chat, which holds its own messages", param=name)
-
-
-def _turn_of(user: str, outcome: Outcome) -> Turn:
-    if not isinstance(outcome, Generation):
-        return Turn(user=user, error=str(outcome))
-    return Turn(
-        user=user,
-        reasoning=outcome.reasoning,
-        text=outcome.text,
-        tool=outcome.tool,
-        stop_reason=outcome.stop_reason,
-        n_tokens=outcome.done.n_tokens,
-        seconds=outcome.done.elapsed_s,
-        reply=dict(outcome.messages[-1]) if outcome.messages else {"role": "assistant", "content": ""},
-    )
+def _lines(turn: Turn) -> list[str]:
+    """Return a turn as a person reads it."""
+    mark = {"cancelled": "[Stopped]", "length": "[Reached the token limit]"}.get(turn.stop_reason or "", "")
+    if turn.error is not None:
+        mark = f"[Failed: {turn.error}]"
+    lines = [f"You: {turn.user}"]
+    if turn.reasoning:
+        lines.append("[Thoughts]\n" + "\n".join(f"  {line}" for line in turn.reasoning.splitlines()))
+    if turn.text or not mark:
+        lines.append(f"Model: {turn.text}")
+    return [*lines, mark] if mark else lines

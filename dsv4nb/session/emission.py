@@ -1,100 +1,98 @@
-"""The one place where ids become events: end, budget, characters, channels and stop strings."""
+"""The one place where ids become events: end, budget, characters, channels, stop strings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dsv4nb.encoding.constants import THINK_CLOSE
-from dsv4nb.encoding.detokenize import Detokenizer
+from dsv4nb.encoding.detokenize import Detokenizer, TokenBytes
 from dsv4nb.encoding.stream_parse import Splitter
-from dsv4nb.events import Channel, Event, Reasoning, StopReason, Token, TokenSnapshot
-from dsv4nb.session.request import Request, Tokenizer
+from dsv4nb.events import Channel, Event, Reasoning, StopReason, Token
+from dsv4nb.session.request import Request
 from dsv4nb.session.stops import StopScanner
-
-Piece = tuple[Channel, str]
 
 
 class Emission:
-    """Takes the ids of one reply, one by one, and tells what a reader may know.
+    """Turns the ids of one reply into events.
 
-    Every id gives one `Token` with its id; text that is released later comes with the id None. The events do not
-    depend on how many ids are decided at a time.
+    Every id gives one `Token` that carries it. Where an id settles text of two channels, the earlier pieces come
+    before it with `id` None. What stands behind an end, a stop string or the budget in the
+    same round is discarded.
+
+    Attributes:
+        stop_reason: None while the reply goes on.
+        ids: the reply so far, without an id that ended it.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, emit: Callable[[Event], None]) -> None:
-        self._request = request
-        self._emit = emit
-        self._detokenizer = Detokenizer(tokenizer)
-        self._splitter = Splitter(thinking=request.thinking, tools_enabled=request.tools)
-        self._stops = StopScanner(request.stops)
-        self._channel: Channel = "reasoning" if request.thinking else "content"
-        self._thought = False  # the reasoning is complete and was told
-        self._texts: dict[Channel, list[str]] = {"content": [], "reasoning": [], "tool": [], "hidden": []}
-        self._raw: list[str] = []
+    def __init__(self, request: Request, source: TokenBytes, emit: Callable[[Event], None]) -> None:
+        self.stop_reason: StopReason | None = None
         self.ids: list[int] = []
+        self._emit = emit
+        self._eos, self._max_new = request.eos, request.max_new
+        self._characters = Detokenizer(source)
+        self._splitter = Splitter(thinking=request.is_thinking, tools_enabled=request.has_tools)
+        self._stops = StopScanner(request.stops)
+        self._channel: Channel = "reasoning" if request.is_thinking else "content"  # of the text that comes next
+        self._thought: list[str] | None = [] if request.is_thinking else None  # None outside a reasoning span
 
-    def take(self, token: int) -> StopReason | None:
-        """Take the next id; return why the reply ends with it, None when it goes on."""
-        if token in self._request.stop_ids:
-            return "stop"
-        self.ids.append(token)
-        self._tell(token, self._scanned(self._splitter.feed(self._detokenizer.feed([token]))))
-        if self._stops.hit is not None:
-            return "stop"
-        if self._splitter.block_closed:
-            return "tool_calls"
-        return "length" if len(self.ids) >= self._request.budget else None
-
-    def finish(self, reason: StopReason) -> None:
-        """Release what was held back and tell all ids."""
-        pieces = self._scanned(self._splitter.feed(self._detokenizer.flush()) + self._splitter.flush())
-        if held := self._stops.flush():
-            pieces.append(("content", held))
-        for piece in pieces:
-            self._tell(None, [piece])
-        if reason == "stop":
-            self._end_thought()
-        self._emit(TokenSnapshot(ids=tuple(self.ids)))
-
-    def text(self, channel: Channel) -> str:
-        """Return what was told on `channel`."""
-        return "".join(self._texts[channel])
-
-    @property
-    def raw_text(self) -> str:
-        """What was told on all channels, in order."""
-        return "".join(self._raw)
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether the reply holds a complete block of calls."""
-        return self._splitter.block_closed
-
-    def _scanned(self, pieces: list[Piece]) -> list[Piece]:
-        """Search the content for stop strings; whatever follows one is dropped."""
-        shown: list[Piece] = []
-        for channel, text in pieces:
+    def accept(self, ids: Sequence[int]) -> None:
+        """Take the ids of one round, in order."""
+        for token in ids:
+            if self.stop_reason is not None:
+                return
+            if token in self._eos:
+                self.stop_reason = "stop"
+                return
+            self.ids.append(token)
+            self._say(token, self._pieces(self._characters.feed((token,))))
             if self._stops.hit is not None:
-                break
+                self.stop_reason = "stop"
+            elif self._splitter.block_closed:
+                self.stop_reason = "tool_calls"
+            elif len(self.ids) >= self._max_new:
+                self.stop_reason = "length"
+
+    def finish(self) -> None:
+        """Release what was held back; a stop string that it completes is a stop."""
+        if self._stops.hit is None:
+            self._say(None, self._pieces(self._characters.flush(), is_last=True))
+            if self._stops.hit is not None and self.stop_reason != "cancelled":
+                self.stop_reason = "stop"
+
+    def _pieces(self, text: str, *, is_last: bool = False) -> list[tuple[Channel, str]]:
+        """Return the (channel, text) that may be shown after `text`."""
+        shown: list[tuple[Channel, str]] = []
+        split = self._splitter.feed(text)
+        if is_last:
+            split += self._splitter.flush()
+        for channel, piece in split:
+            if self._stops.hit is not None:
+                return shown
             if channel == "content":
-                text = self._stops.feed(text)
-            elif held := self._stops.flush():
-                shown.append(("content", held))
-            if text:
-                shown.append((channel, text))
-        return shown
+                shown.append((channel, self._stops.feed(piece)))
+            else:
+                # a stop string does not reach across a control token or a block
+                shown += [("content", self._stops.flush()), (channel, piece)]
+        if is_last:
+            shown.append(("content", self._stops.flush()))
+        return [(channel, piece) for channel, piece in shown if piece]
 
-    def _tell(self, token: int | None, pieces: list[Piece]) -> None:
-        for channel, text in pieces or [(self._channel, "")]:
-            if channel in ("content", "tool") or text.startswith(THINK_CLOSE):
-                self._end_thought()
-            self._emit(Token(id=token, text=text, channel=channel))
-            self._texts[channel].append(text)
-            self._raw.append(text)
-            self._channel = "content" if channel == "hidden" else channel
-            token = None
+    def _say(self, token: int | None, pieces: Sequence[tuple[Channel, str]]) -> None:
+        for i, (channel, text) in enumerate(pieces):
+            self._follow(channel, text)
+            self._emit(Token(id=token if i == len(pieces) - 1 else None, text=text, channel=channel))
+        if token is not None and not pieces:
+            self._emit(Token(id=token, text="", channel=self._channel))
 
-    def _end_thought(self) -> None:
-        if not self._thought and (text := self.text("reasoning")):
-            self._emit(Reasoning(text=text))
-        self._thought = self._thought or bool(text)
+    def _follow(self, channel: Channel, text: str) -> None:
+        """Keep track of the reasoning span, and tell when it is complete."""
+        if channel == "reasoning":
+            self._thought = self._thought or []
+            self._thought.append(text)
+        elif self._thought is not None and (channel != "hidden" or THINK_CLOSE in text):
+            self._emit(Reasoning(text="".join(self._thought)))
+            self._thought = None
+        if channel != "hidden":
+            self._channel = channel
+        elif THINK_CLOSE in text:
+            self._channel = "content"

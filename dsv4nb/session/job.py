@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from dsv4nb.errors import Dsv4Error
@@ -17,17 +17,18 @@ logger = logging.getLogger(__name__)
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 
 Outcome = Generation | Dsv4Error
+OnEnd = Callable[[Outcome, Sequence[Event]], None]
 
 
 class Job:
     """One request and what has come of it; written by the serving thread, read by anybody.
 
     Args:
-        on_end: called with the outcome just before anybody can see it; on the serving thread, or on that of
-            `cancel` when the request had not started.
+        on_end: called with the outcome and the events just before anybody can see the end; on the serving thread, or
+            on that of `cancel` when the request had not started.
     """
 
-    def __init__(self, request: Request, on_end: Callable[[Outcome], None] | None = None) -> None:
+    def __init__(self, request: Request, on_end: OnEnd | None = None) -> None:
         self.request = request
         self._on_end = on_end
         self._submitted = time.perf_counter()
@@ -138,7 +139,7 @@ class Job:
     def _end(self, outcome: Outcome, last: Done | Failed, state: State) -> None:
         if self._on_end is not None:
             try:
-                self._on_end(outcome)
+                self._on_end(outcome, tuple(self._events))
             except Exception:
                 logger.exception("what listens to the end of a request failed")
         with self._changed:

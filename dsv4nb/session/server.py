@@ -1,93 +1,102 @@
-"""The serving thread: one per model, first come first served, and it survives whatever a request does."""
+"""The serving thread of one engine: order, cancellation, containment."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+import time
+import traceback
 
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import Dsv4Error, EngineError, ModelClosed
-from dsv4nb.session.job import Job, Outcome
-from dsv4nb.session.request import Request, Tokenizer
+from dsv4nb.session.journal import Journal, OnEnd
+from dsv4nb.session.request import ChatTokens, Request
 from dsv4nb.session.run import run
 
 logger = logging.getLogger(__name__)
 
+JOIN_S = 2.0
+
 
 class Server:
-    """Runs requests on an engine that only its thread touches.
+    """Runs requests one at a time in the order they came; it alone touches the engine.
 
     Args:
-        name: of the model; the thread is `dsv4nb-serve-<name>`.
-        engine: closed with the server.
+        name: of the model; the thread is called `dsv4nb-serve-<name>`.
     """
 
-    def __init__(self, name: str, engine: Engine, tokenizer: Tokenizer) -> None:
-        self._name = name
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    def __init__(self, engine: Engine, tokens: ChatTokens, name: str) -> None:
+        self._engine, self._tokens, self._name = engine, tokens, name
+        self._queue: queue.SimpleQueue[Journal | None] = queue.SimpleQueue()
+        self._open: set[Journal] = set()  # queued or running
         self._lock = threading.Lock()
-        self._open: list[Job] = []
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name=f"dsv4nb-serve-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, on_end: Callable[[Outcome], None] | None = None) -> Job:
+    def submit(self, request: Request, on_end: OnEnd | None = None) -> Journal:
         """Put a request at the end of the queue.
 
+        Args:
+            on_end: see `Journal`.
+
         Raises:
-            ModelClosed: the server was closed.
+            ModelClosed: after `close`.
         """
-        job = Job(request, on_end)
+        journal = Journal(request, on_end)
         with self._lock:
             if self._is_closed:
                 raise ModelClosed(self._name)
-            self._open = [open_ for open_ in self._open if open_.outcome is None]
-            self._open.append(job)
-            self._jobs.put(job)
-        return job
+            self._open.add(journal)
+            self._queue.put(journal)
+        return journal
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Cancel everything, wait for the thread and close the engine; idempotent."""
+    def close(self) -> None:
+        """Cancel what is queued and running, end the thread and free the engine; idempotent.
+
+        Returns after `JOIN_S` at the latest; a forward that takes longer is left to the thread, which then frees
+        the engine itself.
+        """
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._jobs.put(None)
-            jobs, self._open = self._open, []
-        for job in jobs:
-            job.cancel()
-        if threading.current_thread() is not self._thread:  # the last handle may be collected on it
-            self._thread.join(timeout)
+            self._is_closed = True
+            ending = list(self._open)
+        for journal in ending:
+            journal.cancel()
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_S)
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if job.start():
-                self._attempt(job)
-            job = None  # noqa: PLW2901 - an idle thread keeps no prompt alive
+        while (journal := self._queue.get()) is not None:
+            if journal.start():
+                self._attempt(journal)
+            with self._lock:
+                self._open.discard(journal)
+            del journal  # an idle thread keeps no prompt and no reply
         self._engine.close()
 
-    def _attempt(self, job: Job) -> None:
-        """Run a job; the one broad handler."""
+    def _attempt(self, journal: Journal) -> None:
+        """The one broad handler: whatever goes wrong becomes the last event of its own run."""
         try:
-            generation = run(job, self._engine, self._tokenizer)
+            run(self._engine, self._tokens, journal, time.monotonic() - journal.submitted_at)
         except BaseException as error:
-            logger.debug("request failed kind=%s", type(error).__name__, exc_info=True)
-            job.fail(_as_ours(error))
-        else:
-            job.succeed(generation)
+            logger.debug("a run failed kind=%s", type(error).__name__, exc_info=error)
+            # its frames hold the state, which may be gigabytes
+            traceback.clear_frames(error.__traceback__)
+            with contextlib.suppress(Exception):
+                journal.fail(_typed(error))
 
 
-def _as_ours(error: BaseException) -> Dsv4Error:
+def _typed(error: BaseException) -> Dsv4Error:
+    """Return the error as one of ours; what it says may be anything."""
     if isinstance(error, Dsv4Error):
         return error
     try:
-        why = str(error)
+        said = str(error)
     except Exception:
-        why = ""
-    kind = type(error).__name__
-    ours = EngineError(f"generation panicked: {kind}: {why}" if why else f"generation panicked: {kind}")
-    ours.__cause__ = error
-    return ours
+        said = "it cannot be printed"
+    typed = EngineError(f"generation panicked: {type(error).__name__}{': ' * bool(said)}{said}")
+    typed.__cause__ = error
+    return typed

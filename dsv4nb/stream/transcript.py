@@ -27,6 +27,8 @@ class TurnLike(Protocol):
     @property
     def text(self) -> str: ...
     @property
+    def tool(self) -> str: ...
+    @property
     def stop_reason(self) -> StopReason | None: ...
     @property
     def n_tokens(self) -> int: ...
@@ -87,6 +89,7 @@ def entry_of(turn: TurnLike) -> Entry:
         user=turn.user,
         reasoning=turn.reasoning,
         text=turn.text,
+        tool=turn.tool,
         stop_reason=turn.stop_reason,
         n_tokens=turn.n_tokens,
         seconds=turn.seconds,

@@ -180,18 +180,16 @@ class ChatWidget(anywidget.AnyWidget):
 
     def _submitted(self, user: str, ticket: Ticket) -> None:
         """The chat started a turn, on whatever thread asked for it."""
-        self._pump.call(partial(self._begin, user, ticket))
+        is_over = ticket.poll(0)[1]
+        before = self._chat.turns[:-1] if is_over else self._chat.turns
+        self._pump.call(partial(self._begin, user, ticket, tuple(before)))
 
-    def _begin(self, user: str, ticket: Ticket) -> None:
+    def _begin(self, user: str, ticket: Ticket, before: tuple[TurnLike, ...]) -> None:
         if self._watch is not None:  # the turn before has ended, or the chat had refused; its last frame is still due
             for news in self._watch.news():
                 self._told(news)
         command = self._sent[1] if self._sent and self._sent[0] is ticket else ""
-        n_turns = len(self._chat.turns)
-        if n_turns < self._n_turns:  # reset from Python
-            self._entries = []
-            self._publish()
-        self._n_turns = n_turns
+        self._catch_up(before)
         self.run += 1
         self._live = _Live(run=self.run, user=user, command=command, ticket=ticket)
         self.thinking = self._chat.thinking
@@ -199,6 +197,15 @@ class ChatWidget(anywidget.AnyWidget):
         self.send(protocol.message("begin", run=self.run, user=user, command=command))
         self._watch = Watch(self.run, ticket, self._told)
         self._pump.watch(self._watch)
+
+    def _catch_up(self, turns: tuple[TurnLike, ...]) -> None:
+        """Take over what happened to the chat without this widget: turns that it never saw, or a reset from Python."""
+        kept = [] if len(turns) < self._n_turns else self._entries
+        entries = [*kept, *map(entry_of, turns[len(kept) :])]
+        self._n_turns = len(turns)
+        if len(entries) != len(self._entries):
+            self._entries = entries
+            self._publish()
 
     def _told(self, news: News) -> None:
         match news:

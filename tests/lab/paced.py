@@ -28,6 +28,7 @@ class PacedTurn:
     stop_reason: StopReason
     n_tokens: int
     seconds: float
+    tool: str = ""
     error: None = None
 
 
@@ -91,9 +92,10 @@ class PacedChat:
     def submit(self, text: str) -> PacedTicket:
         if self._ticket and not self._ticket.over.is_set():
             raise Dsv4Error("the chat is answering; stop it or wait")
-        if text not in REPLIES:
+        known = REPLIES.get(" ".join(text.split()))
+        if known is None:
             raise Dsv4Error(f"{text!r} is none of the questions that were learnt by rote")
-        words: list[tuple[Channel, str]] = [("content", word) for word in REPLIES[text]]
+        words: list[tuple[Channel, str]] = [("content", word) for word in known]
         if self.thinking:
             words = [*(("reasoning", f"{word} ") for word in THOUGHT.split()), ("hidden", "</think>"), *words]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ TOY = ROOT / "dsv4nb/toy/model"
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.skipif(not (TOY / "config.json").exists(), reason="the bundled model is not in dsv4nb/toy/model"),
+    pytest.mark.skipif(find_spec("dsv4nb.model") is None, reason="there is no dsv4nb.model"),
 ]
 
 PIECES = """() => {

@@ -77,6 +77,10 @@ class ScriptModel:
         self.asked.append((prompt, options))
         return ScriptTicket(self.words, self.delay_s)
 
+    @property
+    def is_closed(self) -> bool:
+        return self.closed > 0
+
     def close(self) -> None:
         self.closed += 1
 

@@ -81,6 +81,16 @@ def test_a_variable_that_was_given_another_value_is_no_longer_a_model(loader: Lo
     assert len(loader.calls) == 2
 
 
+def test_a_model_that_was_closed_in_python_can_be_loaded_again(loader: Loader) -> None:
+    names: dict[str, Any] = {}
+    shelf = Shelf(names, loader)
+    shelf.obey("load toy")
+    names["m"].close()
+    assert "no model is loaded" in repr(shelf.obey("status"))
+    shelf.obey("load toy")
+    assert not names["m"].is_closed
+
+
 def test_status_escapes_what_it_shows(loader: Loader) -> None:
     names: dict[str, Any] = {}
     shelf = Shelf(names, loader)

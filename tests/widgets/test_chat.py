@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dsv4nb.stream.frames import Pump
+from dsv4nb.stream.transcript import Entry
 from dsv4nb.widgets import chat as chat_module
 from dsv4nb.widgets.chat import ChatWidget, widget_of
 
@@ -160,11 +161,24 @@ def test_a_chat_that_was_emptied_in_python_is_empty_at_the_next_turn(widget: Cha
         send(widget, f"question {i}", f"a-{i}")
         chat.tickets[-1].end()
         settle(widget)
-        chat.turns.append(object())
+        chat.turns.append(Entry(user=f"question {i}"))
     chat.turns.clear()
     chat.submit("again")
     settle(widget)
     assert widget.transcript["turns"] == []
+
+
+def test_a_turn_that_ran_before_the_widget_came_is_taken_over(chat: Any) -> None:
+    chat.turns.append(Entry(user="before", text="seen"))
+    chat.submit("meanwhile")
+    widget = ChatWidget(chat, pump=Pump(rate=500))
+    chat.tickets[0].end()
+    chat.turns.append(Entry(user="meanwhile", text="missed"))
+    chat.submit("after")
+    settle(widget)
+    assert [turn["text"] for turn in widget.transcript["turns"]] == ["seen", "missed"]
+    assert widget.status == "queued"
+    widget.close()
 
 
 def test_thinking_is_the_chats(widget: ChatWidget, chat: Any) -> None:

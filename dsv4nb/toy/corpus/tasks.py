@@ -47,6 +47,18 @@ _ONSETS = ("b", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k",
            "r", "s", "sh", "st", "t", "tr", "v", "w", "x", "y", "z")  # fmt: skip
 _NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ie", "oo", "ou")
 _CODAS = ("", "", "l", "m", "n", "nd", "r", "rk", "s", "st", "t", "x")
+# pieces of real words: a name must be copied also where its tokens are rare ones
+_FRAGMENTS = tuple(
+    sorted(
+        {
+            word[i : i + n].lower()
+            for word in (*splits.TRAIN_CITIES, *splits.TRAIN_PEOPLE, *world.NOUNS, *world.ADJECTIVES, *world.COUNTRIES)
+            for n in (1, 2, 3, 4)
+            for i in range(len(word) - n + 1)
+            if word[i : i + n].isalpha()
+        }
+    )
+)
 _KNOWN_NAMES = frozenset((*world.CITIES, *world.PEOPLE))
 
 
@@ -80,9 +92,13 @@ class Sampler:
     def name(self) -> str:
         """Invent a name that is on no list."""
         while True:
-            syllables = (self.rng.choice(_ONSETS) + self.rng.choice(_NUCLEI) for _ in range(self.rng.randint(1, 3)))
-            name = ("".join(syllables) + self.rng.choice(_CODAS)).capitalize()
-            if len(name) > 2 and name not in _KNOWN_NAMES:
+            if self.rng.random() < 0.5:
+                syllables = (self.rng.choice(_ONSETS) + self.rng.choice(_NUCLEI) for _ in range(self.rng.randint(1, 3)))
+                name = "".join(syllables) + self.rng.choice(_CODAS)
+            else:
+                name = "".join(self.rng.choice(_FRAGMENTS) for _ in range(self.rng.randint(2, 4)))
+            name = name.capitalize()
+            if 2 < len(name) < 14 and name not in _KNOWN_NAMES:
                 return name
 
     def operands(self, low: int = 10, high: int = 99) -> tuple[int, int]:

@@ -1,0 +1,129 @@
+"""The facts of a loaded model, as text and as HTML that needs no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+
+from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.checkpoint.opening import Checkpoint
+
+_KINDS = {"swa": "window only", "csa": "compressed 4:1", "hca": "compressed 128:1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadInfo:
+    """What was loaded, from where, and what was concluded from it.
+
+    Attributes:
+        layers, experts: their number and kinds, in words.
+        encoding: revision of the chat encoding, and what told.
+        contract: roundings of the arithmetic, and why these.
+        disk_bytes: size of the weight files.
+        load_s: from the call of `load` to the handle; of a shared engine, what loading it took.
+    """
+
+    name: str
+    path: str
+    provenance: str
+    layers: str
+    hidden: int
+    heads: int
+    experts: str
+    window: int
+    vocabulary: int
+    weights: str
+    bits_per_weight: float
+    n_weights: int
+    disk_bytes: int
+    encoding: str
+    contract: str
+    max_seq: int
+    max_seq_declared: int
+    device: str
+    load_s: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the facts as (label, text)."""
+        return [
+            ("model", self.name),
+            ("from", self.provenance),
+            ("layers", self.layers),
+            ("hidden", f"{self.hidden:,}"),
+            ("heads", str(self.heads)),
+            ("experts", self.experts),
+            ("window", f"{self.window} tokens"),
+            ("vocabulary", f"{self.vocabulary:,}"),
+            ("weights", f"{count(self.n_weights)}, {self.weights}, {self.bits_per_weight:.2f} bits each"),
+            ("on disk", size(self.disk_bytes)),
+            ("encoding", self.encoding),
+            ("contract", self.contract),
+            ("max_seq", f"{self.max_seq:,} of {self.max_seq_declared:,} declared"),
+            ("device", self.device),
+            ("loaded in", f"{self.load_s:.2f} s"),
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<12}{value}" for label, value in self.rows())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(value)}</td></tr>'
+            for label, value in self.rows()
+        )
+        return f"<table>{cells}</table>"
+
+
+def load_info(
+    checkpoint: Checkpoint, *, name: str, encoding: str, contract: str, max_seq: int, device: str, load_s: float
+) -> LoadInfo:
+    """Return the facts of `checkpoint` as it was loaded."""
+    config = checkpoint.config
+    return LoadInfo(
+        name=name,
+        path=str(checkpoint.path),
+        provenance=checkpoint.provenance,
+        layers=_layers(config),
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        experts=f"{config.n_routed_experts} + {config.n_shared_experts} shared, {config.num_experts_per_tok} per token",
+        window=config.sliding_window,
+        vocabulary=config.vocab_size,
+        weights=checkpoint.quant_label,
+        bits_per_weight=checkpoint.bits_per_weight,
+        n_weights=checkpoint.n_weights,
+        disk_bytes=checkpoint.file_bytes,
+        encoding=encoding,
+        contract=contract,
+        max_seq=max_seq,
+        max_seq_declared=config.max_position_embeddings,
+        device=device,
+        load_s=load_s,
+    )
+
+
+def _layers(config: ModelConfig) -> str:
+    kinds = sorted((config.kind(i) for i in range(config.num_hidden_layers)), key=list(_KINDS).index)
+    told: Sequence[str] = [f"{len(list(same))} {_KINDS[kind]}" for kind, same in groupby(kinds)]
+    return f"{config.num_hidden_layers}: {', '.join(told)}"
+
+
+def count(n: int) -> str:
+    """Return a number as people say it: 284.3 B, 9.1 M."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if n >= unit:
+            return f"{n / unit:.1f} {letter}"
+    return str(n)
+
+
+def size(n_bytes: int) -> str:
+    """Return bytes in the largest unit that leaves at least one."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.1f} {name}"
+    return f"{n_bytes} B"
