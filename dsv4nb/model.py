@@ -1,382 +1,438 @@
-"""`load`: a folder → a model that answers. The one place that assembles the parts."""
+"""`load`: a checkpoint on disk → a handle that answers."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import difflib
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any
 
 from dsv4nb.checkpoint.jsonfile import read_object
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
-from dsv4nb.checkpoint.revision import OVERRIDE, Revision
+from dsv4nb.checkpoint.revision import OVERRIDE
 from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import CONTRACTS, Contract
-from dsv4nb.errors import CheckpointError, ModelClosed, RequestError
+from dsv4nb.encoding.constants import EFFORTS, Revision
+from dsv4nb.encoding.tokens import ChatTokenizer
+from dsv4nb.engine.protocol import Engine
+from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, ModelClosed, RequestError
 from dsv4nb.events import Event, Generation, Token
-from dsv4nb.info import LoadInfo
+from dsv4nb.info import LoadInfo, load_info
 from dsv4nb.session.chat import Chat
-from dsv4nb.session.job import OnEnd
-from dsv4nb.session.limits import room
-from dsv4nb.session.request import Composer, RequestOptions, Tokenizer, refuse_unknown
+from dsv4nb.session.journal import OnEnd
+from dsv4nb.session.limits import SLACK
+from dsv4nb.session.request import (
+    ChatTokens,
+    Limits,
+    Options,
+    Request,
+    conversation,
+    override,
+    prepare,
+    refuse_unknown,
+    sampler_config,
+    segments_of,
+)
 from dsv4nb.session.server import Server
+from dsv4nb.stream.iterate import aiterate, iterate
 from dsv4nb.stream.ticket import Ticket
 
-if TYPE_CHECKING:
-    from dsv4nb.engine.protocol import Engine
+TOY = "toy"  # the bundled model, by this name instead of a path
+CPU_MAX_SEQ = 4096  # a longer prompt takes minutes on a CPU before its first token
 
-TOY = Path(__file__).parent / "toy" / "model"
-CPU_MAX_SEQ = 4096  # longer prompts take minutes on a CPU; max_seq= asks for more
-GENERATION_CONFIG = "generation_config.json"
-
-_KEYWORDS = ("devices", "max_seq", "contract", "encoding", "name")
-_REVISIONS: tuple[Revision, ...] = ("preview", "v0731")
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    devices: str | None = None,
-    max_seq: int | None = None,
-    contract: str | Contract | None = None,
-    encoding: Revision | None = None,
-    name: str | None = None,
-    **unknown: object,
-) -> Model:
-    """Load a checkpoint.
-
-    The same folder with the same options is loaded once: a second call returns another handle of the same engine.
-
-    Args:
-        path: the checkpoint's folder, or "toy" for the bundled model.
-        devices: "cpu".
-        max_seq: the longest sequence, prompt and reply together.
-        contract: roundings of the arithmetic, in the place of the checkpoint's own; see `dsv4nb.contract`.
-        encoding: "preview" or "v0731", where the checkpoint does not tell.
-        name: how screens call the model.
-
-    Raises:
-        CheckpointError: the folder holds no checkpoint that can run; nothing was loaded.
-        RequestError: an option is unknown or its value is refused.
-    """
-    refuse_unknown(unknown, _KEYWORDS)
-    if devices not in (None, "cpu"):
-        raise RequestError(f"devices is {devices!r}; this version runs on 'cpu'", param="devices")
-    folder = _folder(path)
-    chosen = _contract(contract)
-    if encoding is not None and encoding not in _REVISIONS:
-        raise RequestError(f"encoding is {encoding!r}; it must be one of {', '.join(_REVISIONS)}", param="encoding")
-    key = (folder, max_seq, chosen, encoding, name)
-    return _shelf().take(key, lambda: _build(folder, max_seq, chosen, encoding, name))
+_TOY_FOLDER = Path(__file__).parent / "toy" / "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What handles of one model share; `server` closes the engine."""
+    """What a handle is made of; handles of the same checkpoint share them."""
 
     engine: Engine
+    tokens: ChatTokens
     server: Server
-    composer: Composer
-    tokenizer: Tokenizer
+    limits: Limits
     info: LoadInfo
 
 
 class Model:
-    """A loaded model: answers, streams and chats.
-
-    Requests of all handles run one after the other, on a thread of their own. Closing one handle leaves the others
-    working; the last one frees the memory.
+    """A handle on a loaded model. Handles of the same checkpoint share one engine.
 
     Args:
-        release: called once, when the handle is closed or gone.
+        release: called once, when the handle is closed or forgotten.
     """
 
     def __init__(self, parts: Parts, release: Callable[[], None]) -> None:
-        self._parts: Parts | None = parts
-        self._name = parts.info.name
+        self._parts = parts
         self._release = weakref.finalize(self, release)
-        self._release.atexit = False  # at exit the thread is a daemon and the memory the system's
-        self._last: Generation | None = None
 
-    # asking
+    @property
+    def name(self) -> str:
+        return self._parts.info.name
+
+    @property
+    def info(self) -> LoadInfo:
+        """The facts of the model; shows as a table."""
+        return self._parts.info
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; only the serving thread may run it."""
+        return self._parts.engine
+
+    @property
+    def limits(self) -> Limits:
+        """Room, vocabulary, encoding and the default sampler values."""
+        return self._parts.limits
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._release.alive
 
     def generate(
         self,
         prompt: str | None = None,
         *,
-        on_token: Callable[[Token], object] | None = None,
-        **options: Unpack[RequestOptions],
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        max_new: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        thinking: bool = False,
+        effort: str | None = None,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stop: str | Sequence[str] = (),
+        on_token: Callable[[Token], None] | None = None,
+        trust_text: bool = False,
+        **unknown: object,
     ) -> Generation:
-        """Answer a prompt and return the whole reply.
-
-        A kernel interrupt stops the reply; what there was of it is in `last`.
+        """Answer, and wait for the end; an interrupt stops the run and is raised.
 
         Args:
-            prompt: what a person says; `messages=` takes a conversation, `prompt_ids=` bare ids.
-            on_token: called with each token as it comes, on this thread.
-            options: system, thinking, effort, tools, max_new, temperature, top_k, top_p, min_p, seed, stop,
-                stop_token_ids; see `RequestOptions`.
+            prompt: one user message; or `messages`, or `prompt_ids` as they are, exactly one of the three.
+            max_new: tokens at most; what is left of the room when None, at most 1024.
+            temperature, top_p: the checkpoint's own when None.
+            seed: drawn when None; `result.done.config` tells it.
+            effort: how long to think: none, low, medium, high, max.
+            stop: strings that end the content and are not part of it.
+            on_token: called with every token on this thread; if it raises, the run is stopped.
+            trust_text: let text of messages become control tokens.
 
         Raises:
-            RequestError: the request was refused; nothing ran.
-            EngineError: the engine failed.
-            ModelClosed: the model was closed.
+            RequestError, EncodingError: the request was refused; nothing was run.
+            ModelClosed: after `close`.
+            EngineError: the run failed.
         """
-        ticket = self.submit(prompt, **options)
-        try:
-            if on_token is not None:
-                with contextlib.closing(ticket.events) as events:
-                    for event in events:
-                        if isinstance(event, Token):
-                            on_token(event)
-            return ticket.result()
-        finally:
-            self._last = ticket.outcome or self._last
+        refuse_unknown(unknown, [*_NAMES, "on_token"], "generate()")
+        ticket = self.submit(
+            prompt,
+            messages=messages,
+            prompt_ids=prompt_ids,
+            max_new=max_new,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            thinking=thinking,
+            effort=effort,
+            system=system,
+            tools=tools,
+            stop=stop,
+            trust_text=trust_text,
+        )
+        if on_token is not None:
+            for event in iterate(ticket):
+                if isinstance(event, Token):
+                    on_token(event)
+        return ticket.result()
 
-    def stream(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Iterator[Event]:
-        """Answer a prompt and return its events as they come; leaving the loop stops the reply."""
-        return self.submit(prompt, **options).events
-
-    def astream(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> AsyncIterator[Event]:
-        """Answer a prompt and return its events for `async for`; leaving the loop stops the reply."""
-        return self.submit(prompt, **options).aevents
-
-    def submit(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Ticket:
-        """Put a request in the queue and return its ticket at once."""
-        return self._submit(prompt, options, None)
-
-    def chat(self, **options: Unpack[RequestOptions]) -> Chat[Ticket]:
-        """Start a conversation; displaying it shows a chat to type in.
+    def stream(self, prompt: str | None = None, **options: Any) -> Iterator[Event]:
+        """Answer as events, `for event in model.stream(...)`; leaving the loop stops the run.
 
         Args:
-            options: of every turn, as in `generate`.
+            options: as of `generate`, without `on_token`.
+
+        Raises:
+            RequestError, EncodingError, ModelClosed: at the call.
+            Dsv4Error: in the loop, after the `Failed` event of a run that failed.
         """
-        self._open()
-        return Chat(self._name, self._door, options, _show)
+        return iterate(self._submit("stream()", prompt, options))
 
-    @property
-    def last(self) -> Generation | None:
-        """The newest result of `generate`, also one that was interrupted."""
-        return self._last
+    def astream(self, prompt: str | None = None, **options: Any) -> AsyncGenerator[Event]:
+        """Answer as events, `async for event in model.astream(...)`; see `stream`."""
+        return aiterate(self._submit("astream()", prompt, options))
 
-    # looking
+    def submit(self, prompt: str | None = None, **options: Any) -> Ticket:
+        """Put a request in the queue and return at once; options as of `generate`, without `on_token`."""
+        return self._submit("submit()", prompt, options)
 
-    def render(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> str:
-        """Return the text that the model would read, control tokens spelt out."""
-        return self._open().composer.text(prompt, options)
-
-    def tokenize(self, text: str, *, control: bool = False) -> list[int]:
-        """Return the ids of a text.
+    def chat(self, **options: Any) -> Chat:
+        """Start a conversation; displaying it shows a panel.
 
         Args:
-            control: read control tokens in the text as such, as in what `render` returns.
+            options: of every turn, as of `generate`: thinking, system, tools, temperature, …
         """
-        tokenizer = self._open().tokenizer
-        return tokenizer.encode_trusted(text) if control else tokenizer.encode_plain(text)
+        self._require_open()
+        chosen = override(Options(), options, "chat()")
+        sampler_config(chosen, self.limits.sampler)
+        return Chat(self._start_chat, name=self.name, options=chosen, show=_show)
 
-    @property
-    def info(self) -> LoadInfo:
-        """The facts of the model."""
-        return self._open().info
+    def prepare(self, prompt: str | None = None, **options: Any) -> Request:
+        """Check a request as `submit` does, and run nothing."""
+        return self._prepare("prepare()", prompt, options)
 
-    @property
-    def name(self) -> str:
-        """How screens call it."""
-        return self._name
+    def start(self, request: Request, on_end: OnEnd | None = None) -> Ticket:
+        """Put a checked request in the queue."""
+        self._require_open()
+        return Ticket(self._parts.server.submit(request, on_end), owner=self)
 
-    @property
-    def max_seq(self) -> int:
-        """The longest sequence, prompt and reply together."""
-        return self._open().composer.max_seq
+    def render(self, prompt: str | None = None, **options: Any) -> str:
+        """Return the text that the model would read, control tokens included; options as of `generate`."""
+        options = dict(options)
+        messages = options.pop("messages", None)
+        chosen = override(Options(), options, "render()")
+        rendered = conversation(prompt, messages, chosen)
+        return "".join(segment.text for segment in segments_of(rendered, chosen, self.limits.revision))
 
-    @property
-    def engine(self) -> Engine:
-        """The engine; only the serving thread may call it while requests run."""
-        return self._open().engine
-
-    # ending
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._parts is None
+    def tokenize(self, prompt: str | None = None, **options: Any) -> list[int]:
+        """Return the ids that the model would read; options as of `generate`."""
+        return list(self._prepare("tokenize()", prompt, options).prompt)
 
     def close(self) -> None:
-        """Let go of the model; idempotent. The last handle stops what runs and frees the memory."""
-        self._parts = None
+        """End this handle; the last one of an engine stops its runs and frees it. Idempotent."""
         self._release()
 
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> Parts:
-        if self._parts is None:
-            raise ModelClosed(self._name)
-        return self._parts
-
-    def _submit(self, prompt: str | None, options: Mapping[str, Any], on_end: OnEnd | None) -> Ticket:
-        parts = self._open()
-        return Ticket(parts.server.submit(parts.composer.request(prompt, options), on_end), owner=self)
-
-    def _door(self, options: Mapping[str, Any], on_end: OnEnd) -> Ticket:
-        return self._submit(None, options, on_end)
-
     def __repr__(self) -> str:
-        return f"{self._name} (closed)" if self._parts is None else str(self._parts.info)
+        return f"<Model {self.name}{', closed' if self.is_closed else ''}>"
 
-    def _repr_html_(self) -> str | None:
-        return None if self._parts is None else self._parts.info._repr_html_()
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()
+
+    def _submit(self, where: str, prompt: str | None, options: Mapping[str, Any]) -> Ticket:
+        return self.start(self._prepare(where, prompt, options))
+
+    def _prepare(self, where: str, prompt: str | None, options: Mapping[str, Any]) -> Request:
+        self._require_open()
+        options = dict(options)
+        messages, prompt_ids = options.pop("messages", None), options.pop("prompt_ids", None)
+        refuse_unknown({name: value for name, value in options.items() if name not in _NAMES}, _NAMES, where)
+        chosen = override(Options(), options, where)
+        return prepare(prompt, messages, prompt_ids, chosen, self._parts.tokens, self.limits)
+
+    def _start_chat(self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd) -> Ticket:
+        self._require_open()
+        return self.start(prepare(None, messages, None, options, self._parts.tokens, self.limits), on_end)
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise ModelClosed(self.name)
 
 
-def _show(chat: Chat[Ticket]) -> None:
-    from dsv4nb.widgets.chat import show  # needs anywidget, which a terminal may lack
-
-    show(chat)
+_NAMES = ("prompt", "messages", "prompt_ids", *Options.__slots__)
 
 
-class Shelf:
-    """Loaded parts by how they were asked for, each as long as a handle holds it."""
+def load(
+    path: str | Path,
+    *,
+    devices: str | Sequence[str] | None = None,
+    max_seq: int | None = None,
+    contract: str | None = None,
+    encoding: str | None = None,
+    name: str | None = None,
+    **unknown: object,
+) -> Model:
+    """Load a checkpoint. The same folder with the same options gives a handle on the same engine.
+
+    Args:
+        path: the folder that holds config.json, or "toy" for the bundled model.
+        devices: "cpu" or None.
+        max_seq: longest sequence, prompt and reply together; the model's own when None, at most 4096.
+        contract: roundings of the arithmetic, instead of those that the checkpoint was published with.
+        encoding: preview or v0731, for a checkpoint that does not tell.
+        name: for people; the folder's when None.
+
+    Raises:
+        RequestError: an option is not understood.
+        CheckpointError: the checkpoint cannot be read; nothing was loaded. See its subclasses.
+        EngineError: the engine cannot run it.
+    """
+    started = time.monotonic()
+    refuse_unknown(unknown, ("path", "devices", "max_seq", "contract", "encoding", "name"), "load()")
+    _require_cpu(devices)
+    override_contract = None if contract is None else _contract(contract)
+    if encoding is not None and encoding not in EFFORTS:
+        raise RequestError(f"encoding is {encoding!r}; it must be one of {', '.join(EFFORTS)}", param="encoding")
+    is_toy = path == TOY
+    folder = _TOY_FOLDER if is_toy else Path(path).expanduser().resolve()
+    checkpoint = open_checkpoint(folder)
+    name = name or (TOY if is_toy else checkpoint.name)
+    key = (_fingerprint(folder), max_seq, contract, encoding, name)
+    return _shelf.take(
+        key, lambda: _assemble(checkpoint, max_seq, override_contract, encoding, name, is_toy=is_toy, started=started)
+    )
+
+
+def _assemble(
+    checkpoint: Checkpoint,
+    max_seq: int | None,
+    contract: Contract | None,
+    encoding: str | None,
+    name: str,
+    *,
+    is_toy: bool,
+    started: float,
+) -> Parts:
+    """Build the parts of a model; everything that can be refused is refused before weights are read."""
+    declared = checkpoint.config.max_position_embeddings
+    room = min(declared, CPU_MAX_SEQ) if max_seq is None else _max_seq(max_seq, declared)
+    revision, encoding_note = _encoding(checkpoint, encoding)
+    tokens = _tokenizer(checkpoint)
+    sampler = _default_sampler(checkpoint.path)
+    chosen = contract or checkpoint.contract
+    reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
+    from dsv4nb.engine.cpu import CpuEngine  # brings torch
+
+    engine: Engine = CpuEngine.from_checkpoint(checkpoint, contract=chosen, max_seq=room)
+    info = load_info(
+        checkpoint,
+        name=name,
+        encoding=encoding_note,
+        contract=f"{chosen.name} ({reason})",
+        max_seq=room,
+        device="CPU",
+        load_s=time.monotonic() - started,
+    )
+    if is_toy:
+        info = replace(info, provenance="bundled with dsv4nb")
+    limits = Limits(max_seq=room, vocab_size=engine.vocab_size, revision=revision, sampler=sampler)
+    return Parts(engine=engine, tokens=tokens, server=Server(engine, tokens, name), limits=limits, info=info)
+
+
+class _Shelf:
+    """The engines of this process, each as long as a handle on it is open."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a handle may be collected while this thread holds it
-        self._held: dict[object, tuple[Parts, int]] = {}
+        self._lock = threading.RLock()  # a forgotten handle may be released while another is being made
+        self._parts: dict[object, tuple[Parts, int]] = {}
 
-    def take(self, key: object, build: Callable[[], Parts]) -> Model:
-        """Return a handle of the parts under `key`, building them if there are none."""
+    def take(self, key: object, assemble: Callable[[], Parts]) -> Model:
+        """Return a handle on the parts of `key`, made when there are none."""
         with self._lock:
-            parts, handles = self._held.get(key) or (build(), 0)
-            self._held[key] = (parts, handles + 1)
-        return Model(parts, lambda: self._put_back(key))
+            parts, handles = self._parts.get(key) or (assemble(), 0)
+            self._parts[key] = (parts, handles + 1)
+            return Model(parts, lambda: self._give_back(key))
 
-    def _put_back(self, key: object) -> None:
+    def _give_back(self, key: object) -> None:
         with self._lock:
-            parts, handles = self._held[key]
+            parts, handles = self._parts.pop(key)
             if handles > 1:
-                self._held[key] = (parts, handles - 1)
+                self._parts[key] = (parts, handles - 1)
                 return
-            del self._held[key]
         parts.server.close()
 
 
-@cache
-def _shelf() -> Shelf:
-    return Shelf()
+# one engine per checkpoint and process, however often the cell that loads it is run
+_shelf = _Shelf()
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
-    if path != "toy":
-        return Path(path).expanduser().absolute()
-    if not (TOY / "config.json").exists():
-        raise CheckpointError("the bundled model is not in this installation; pass the folder of a checkpoint")
-    return TOY
+def _fingerprint(folder: Path) -> tuple[object, ...]:
+    """What tells a checkpoint from the one that stood in its place before."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    return (folder, *((path.name, stat.st_size, stat.st_mtime_ns) for path in files for stat in (path.stat(),)))
 
 
-def _contract(contract: str | Contract | None) -> Contract | None:
-    if contract is None or isinstance(contract, Contract):
-        return contract
-    if contract not in CONTRACTS:
-        raise RequestError(f"contract is {contract!r}; it must be one of {', '.join(CONTRACTS)}", param="contract")
-    return CONTRACTS[contract]
+def _require_cpu(devices: str | Sequence[str] | None) -> None:
+    if devices not in (None, "cpu", ["cpu"], ("cpu",)):
+        raise RequestError(f"devices is {devices!r}; this version runs on 'cpu' only", param="devices")
 
 
-def _build(
-    folder: Path, max_seq: int | None, contract: Contract | None, encoding: Revision | None, name: str | None
-) -> Parts:
-    """Check everything, then load."""
-    started = time.perf_counter()
-    checkpoint = open_checkpoint(folder)
-    revision, reason, is_certain = _revision(checkpoint, encoding)
-    limit = _max_seq(max_seq, checkpoint.config.max_position_embeddings)
-    sampler, source = _sampler(folder)
-
-    from dsv4nb.encoding.tokens import ChatTokenizer
-    from dsv4nb.engine.cpu import CpuEngine  # brings torch
-
-    assert checkpoint.tokenizer_path is not None
-    tokenizer = ChatTokenizer.from_file(checkpoint.tokenizer_path)
-    engine = CpuEngine.from_checkpoint(checkpoint, contract=contract, max_seq=limit)
-    called = name or checkpoint.name
-    config = checkpoint.config
-    info = LoadInfo(
-        name=called,
-        path=str(folder),
-        device="CPU",
-        n_layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        n_experts=config.n_routed_experts,
-        n_active=config.num_experts_per_tok,
-        window=config.sliding_window,
-        vocab=config.vocab_size,
-        revision=revision,
-        revision_reason=reason,
-        revision_is_certain=is_certain,
-        contract=(contract or checkpoint.contract).name,
-        contract_reason=checkpoint.contract_reason if contract is None else "asked for by contract=",
-        max_seq=limit,
-        n_parameters=checkpoint.n_weights,
-        weights=checkpoint.quant_label,
-        disk_bytes=checkpoint.file_bytes,
-        load_s=time.perf_counter() - started,
-        sampler=sampler,
-        sampler_source=source,
-    )
-    return assemble(engine, tokenizer, info, revision)
+def _contract(name: str) -> Contract:
+    if name not in CONTRACTS:
+        near = difflib.get_close_matches(str(name), CONTRACTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(CONTRACTS)}"
+        raise RequestError(f"contract is {name!r}; {hint}", param="contract")
+    return CONTRACTS[name]
 
 
-def assemble(engine: Engine, tokenizer: Tokenizer, info: LoadInfo, revision: Revision) -> Parts:
-    """Start the serving thread of an engine."""
-    composer = Composer(
-        tokenizer=tokenizer,
-        revision=revision,
-        vocab_size=engine.vocab_size,
-        max_seq=engine.max_seq,
-        sampler=info.sampler,
-    )
-    server = Server(info.name, engine, tokenizer)
-    return Parts(engine=engine, server=server, composer=composer, tokenizer=tokenizer, info=info)
-
-
-def _revision(checkpoint: Checkpoint, encoding: Revision | None) -> tuple[Revision, str, bool]:
-    found = checkpoint.encoding
-    if encoding is not None:
-        return encoding, "asked for by encoding=", True
-    if found.revision is None:
-        raise CheckpointError(f"the chat encoding is unknown: {found.reason}; {OVERRIDE}", param="encoding")
-    return found.revision, found.reason, found.certain
-
-
-def _max_seq(asked: int | None, declared: int) -> int:
-    if asked is None:
-        return min(declared, CPU_MAX_SEQ)
-    if isinstance(asked, bool) or not isinstance(asked, int) or room(asked) < 1 or asked > declared:
+def _max_seq(max_seq: int, declared: int) -> int:
+    low = SLACK + 2  # one token of prompt and one of reply
+    if isinstance(max_seq, bool) or not isinstance(max_seq, int) or not low <= max_seq <= declared:
         raise RequestError(
-            f"max_seq is {asked!r}; it must be a whole number from {1 - room(0)} to {declared}, "
-            "the positions this checkpoint was made for",
+            f"max_seq is {max_seq!r}; it must be an integer from {low} to {declared}, which the model declares",
             param="max_seq",
         )
-    return asked
+    return max_seq
 
 
-def _sampler(folder: Path) -> tuple[SamplerConfig, str]:
-    """The checkpoint's own defaults, and where they come from."""
-    path = folder / GENERATION_CONFIG
+def _encoding(checkpoint: Checkpoint, asked: str | None) -> tuple[Revision, str]:
+    """Return the revision of the chat encoding, and the revision with its reason in words."""
+    found = checkpoint.encoding
+    if asked is not None:
+        revision: Revision = "preview" if asked == "preview" else "v0731"
+        return revision, f"{revision} (asked for)"
+    if found.revision is None:
+        raise CheckpointError(
+            f"nothing tells the chat encoding of {checkpoint.path}: {found.reason}; {OVERRIDE}", param="encoding"
+        )
+    doubt = "" if found.certain else f"uncertain, {OVERRIDE}: "
+    return found.revision, f"{found.revision} ({doubt}{found.reason})"
+
+
+def _tokenizer(checkpoint: Checkpoint) -> ChatTokenizer:
+    config = checkpoint.config
+    assert checkpoint.tokenizer_path is not None, checkpoint.path
+    try:
+        tokens = ChatTokenizer.from_file(checkpoint.tokenizer_path)
+    except EncodingError as error:
+        raise CheckpointError(str(error), param="tokenizer.json") from error
+    for what, stated, found in (
+        ("bos_token_id", config.bos_token_id, tokens.bos_id),
+        ("eos_token_id", config.eos_token_id, tokens.eos_id),
+    ):
+        if stated != found:
+            raise CheckpointError(f"config.json says {what} {stated}, tokenizer.json {found}", param=what)
+    if max(tokens.control_ids) >= config.vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json has the id {max(tokens.control_ids)}; config.json says vocab_size {config.vocab_size}",
+            param="vocab_size",
+        )
+    return tokens
+
+
+def _default_sampler(folder: Path) -> SamplerConfig:
+    """Return the sampler values that the checkpoint recommends."""
+    path = folder / "generation_config.json"
     if not path.is_file():
-        return SamplerConfig(), "DeepSeek's own, the checkpoint names none"
+        return SamplerConfig()
     try:
         raw = read_object(path)
-        given = {key: float(raw[key]) for key in ("temperature", "top_p") if raw.get(key) is not None}
-        return SamplerConfig(**given), GENERATION_CONFIG
-    except (OSError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be used: {error}", param=GENERATION_CONFIG) from error
+        options = Options(temperature=raw.get("temperature"), top_p=raw.get("top_p"), seed=0)
+        return sampler_config(options, SamplerConfig())
+    except (OSError, ValueError) as error:  # a RequestError is a ValueError
+        raise DamagedCheckpoint(str(folder), [f"generation_config.json: {error}"]) from error
+
+
+def _show(chat: Chat) -> None:
+    """Display a chat: a panel where there are widgets, text elsewhere."""
+    try:
+        from dsv4nb.widgets.chat import show
+    except ImportError:  # the jupyter extra is not installed
+        from IPython.display import display
+
+        display({"text/plain": repr(chat)}, raw=True)  # type: ignore[no-untyped-call]
+    else:
+        show(chat)

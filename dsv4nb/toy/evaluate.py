@@ -95,7 +95,7 @@ def main() -> None:
     args = parser.parse_args()
     started = time.monotonic()
     with load(args.model) as model:
-        count = ChatTokenizer.from_file(model.info.path / "tokenizer.json").count
+        count = ChatTokenizer.from_file(f"{model.info.path}/tokenizer.json").count
         scores = evaluate(model, count, seed=args.seed, many=args.many)
     failed = False
     print(f"{'held out':14}{'mode':10}{'asked':>6}{'right':>7}{'must':>6}{'stops':>7}")

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dsv4nb.toy.shape import HF, inference_config
-from dsv4nb.weights.packing import pack_fp4, pack_fp8
+from dsv4nb.weights.packing import pack_fp4, pack_fp8, unpack_fp4, unpack_fp8
 
 _FP8_LEAVES = {"wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3"}
 _BF16_LEAVES = {"weights_proj", "gate", "embed", "head", "norm", "attn_norm", "ffn_norm", "q_norm", "kv_norm", "wgate"}
@@ -31,13 +31,13 @@ def pack(name: str, value: Tensor) -> dict[str, Tensor]:
     scale_name = f"{name.removesuffix('weight')}scale"
     if "experts" in path:
         codes, scale = pack_fp4(value)
-        return {name: codes, scale_name: scale}
+        return {name: codes, scale_name: scale.view(torch.float8_e8m0fnu)}
     if owner in _BF16_LEAVES or "compressor" in path:
         return {name: value.bfloat16()}
     if owner not in _FP8_LEAVES:
         raise ValueError(f"no disk format is known for {name!r}")
     codes, scale = pack_fp8(value)
-    return {name: codes, scale_name: scale}
+    return {name: codes, scale_name: scale.view(torch.float8_e8m0fnu)}
 
 
 def write_checkpoint(folder: Path, parameters: Mapping[str, Tensor], tokenizer_json: str) -> int:
@@ -76,8 +76,6 @@ def _write_json(path: Path, value: object) -> None:
 
 def rounded(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what a reader of the checkpoint would get back, as float32: for comparing before and after export."""
-    from dsv4nb.weights.packing import unpack_fp4, unpack_fp8
-
     out: dict[str, Tensor] = {}
     for name, value in parameters.items():
         disk = pack(name, value)
@@ -86,5 +84,6 @@ def rounded(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
             out[name] = held if held.dtype == torch.int64 else held.float()
         else:
             codes, scale = disk.values()
+            scale = scale.view(torch.uint8)
             out[name] = unpack_fp4(codes, scale) if "experts" in name.split(".") else unpack_fp8(codes, scale)
     return out

@@ -1,0 +1,229 @@
+"""An engine that says what a script says: no torch, no weights, everything above it is real."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dsv4nb.encoding.constants import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN, USER
+from dsv4nb.encoding.render import Segment
+from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled
+from dsv4nb.errors import EngineError
+
+_CONTROLS = (BOS, EOS, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE, DSML)
+_BYTES = len(_CONTROLS)  # ids of the 256 bytes begin here
+_WORDS = _BYTES + 256
+_CONTROL = re.compile("|".join(map(re.escape, _CONTROLS)))
+_WORD = re.compile(r"\s*\S+|\s+")
+
+
+class FakeTokenizer:
+    """Words with the blanks in front of them, learnt as they are met; bytes for those that do not fit any more."""
+
+    def __init__(self, vocab_size: int = 4096) -> None:
+        self.vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._texts = [c.encode() for c in _CONTROLS] + [bytes([b]) for b in range(256)]
+        self._ids: dict[str, int] = {c: i for i, c in enumerate(_CONTROLS)}
+
+    @property
+    def bos_id(self) -> int:
+        return self._ids[BOS]
+
+    @property
+    def eos_id(self) -> int:
+        return self._ids[EOS]
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Ids of the control tokens."""
+        return frozenset(range(len(_CONTROLS)))
+
+    def id_of(self, control: str) -> int:
+        """Return the id of a control token."""
+        return _CONTROLS.index(control)
+
+    def encode_segments(self, segments: Iterable[Segment], *, trust_text: bool = False) -> list[int]:
+        """Return the ids of a prompt."""
+        return [
+            token
+            for s in segments
+            for token in (self.encode_trusted if s.trusted or trust_text else self.encode_plain)(s.text)
+        ]
+
+    def encode_trusted(self, text: str) -> list[int]:
+        """Return the ids of text with control tokens."""
+        ids: list[int] = []
+        start = 0
+        for match in _CONTROL.finditer(text):
+            ids += [*self.encode_plain(text[start : match.start()]), self._ids[match[0]]]
+            start = match.end()
+        return ids + self.encode_plain(text[start:])
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of text that is nothing but text."""
+        ids: list[int] = []
+        for word in _WORD.findall(text):
+            ids += self._word(word)
+        return ids
+
+    def encode_bytes(self, text: str) -> list[int]:
+        """Return one id per byte, to cut characters in two."""
+        return [_BYTES + b for b in text.encode()]
+
+    def count(self, text: str) -> int:
+        """Count the tokens of plain text."""
+        return len(self.encode_plain(text))
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return what an id stands for."""
+        return self._texts[token] if token < len(self._texts) else b""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def _word(self, word: str) -> list[int]:
+        with self._lock:
+            if word not in self._ids or word in _CONTROLS:
+                if word in _CONTROLS or len(self._texts) >= self.vocab_size:
+                    return [_BYTES + b for b in word.encode()]
+                self._ids[word] = len(self._texts)
+                self._texts.append(word.encode())
+            return [self._ids[word]]
+
+
+@dataclass
+class FakeState:
+    """A sequence: its position, and what was committed."""
+
+    script: Sequence[int]
+    ledger: list[int] = field(default_factory=list)
+    n_prompt: int = 0
+    rows: Sequence[int] = ()
+
+    @property
+    def pos(self) -> int:
+        return len(self.ledger)
+
+
+class FakeEngine:
+    """Says its scripts: the first sequence the first one, the next the next, and the last one from then on.
+
+    Args:
+        scripts: ids, one after the other; `eos` follows when a script ends.
+        delay_s: of each decode forward.
+        chunk: prompt tokens per chunk, each of which takes `chunk_delay_s`.
+        faults: what the decode forward with this number raises, counted over all sequences from 0.
+        prefill_faults: what the prefill with this number raises, likewise.
+
+    Attributes:
+        calls: how often each method was called; "chunks" counts chunks.
+        intervals: (start, end) of every prefill and forward, on the monotonic clock.
+        threads: names of the threads that ran something.
+    """
+
+    def __init__(
+        self,
+        *scripts: Sequence[int],
+        eos: int = 1,
+        vocab_size: int = 4096,
+        max_seq: int = 4096,
+        delay_s: float = 0.0,
+        chunk: int = 64,
+        chunk_delay_s: float = 0.0,
+        faults: Mapping[int, BaseException] | None = None,
+        prefill_faults: Mapping[int, BaseException] | None = None,
+    ) -> None:
+        self._scripts = scripts or ((),)
+        self._eos, self._vocab_size, self._max_seq = eos, vocab_size, max_seq
+        self._delay_s, self._chunk, self._chunk_delay_s = delay_s, chunk, chunk_delay_s
+        self._faults, self._prefill_faults = dict(faults or {}), dict(prefill_faults or {})
+        self.calls = dict.fromkeys(("new_state", "prefill", "chunks", "forward_rows", "commit", "close"), 0)
+        self.intervals: list[tuple[float, float]] = []
+        self.threads: set[str] = set()
+        self.states: list[FakeState] = []
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def max_seq(self) -> int:
+        return self._max_seq
+
+    def new_state(self) -> FakeState:
+        """Make an empty sequence with the next script."""
+        n = self.calls["new_state"]
+        self.calls["new_state"] += 1
+        self.states.append(FakeState(self._scripts[min(n, len(self._scripts) - 1)]))
+        return self.states[-1]
+
+    def prefill(
+        self,
+        state: DecodeState,
+        tokens: Sequence[int],
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Prefilled:
+        """Commit the prompt chunk by chunk."""
+        own = self._enter(state, "prefill", self._prefill_faults)
+        started = time.monotonic()
+        for first in range(0, len(tokens), self._chunk):
+            if should_stop is not None and should_stop():
+                raise Cancelled
+            time.sleep(self._chunk_delay_s)
+            self.calls["chunks"] += 1
+            own.ledger += tokens[first : first + self._chunk]
+            own.n_prompt = own.pos
+            if on_progress is not None:
+                on_progress(min(first + self._chunk, len(tokens)), len(tokens))
+        self.intervals.append((started, time.monotonic()))
+        return Prefilled(logits=self._row(own, own.pos), pos=own.pos, computed=len(tokens))
+
+    def forward_rows(self, state: DecodeState, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return rows whose best ids are the script's."""
+        own = self._enter(state, "forward_rows", self._faults)
+        if not 0 < len(tokens) <= MAX_ROWS or own.pos + len(tokens) > self._max_seq:
+            raise EngineError(f"forward_rows got {len(tokens)} rows at {own.pos}", param="tokens")
+        started = time.monotonic()
+        time.sleep(self._delay_s)
+        own.rows = tuple(tokens)
+        rows = np.stack([self._row(own, own.pos + i + 1) for i in range(len(tokens))])
+        self.intervals.append((started, time.monotonic()))
+        return rows
+
+    def commit(self, state: DecodeState, n: int) -> None:
+        """Keep the first `n` rows."""
+        own = self._enter(state, "commit", {})
+        if not 0 <= n <= len(own.rows):
+            raise EngineError(f"commit({n}): the last forward left {len(own.rows)} rows", param="n")
+        own.ledger += own.rows[:n]
+        own.rows = ()
+
+    def close(self) -> None:
+        """Count; there is nothing to free."""
+        self.calls["close"] += 1
+
+    def _enter(self, state: DecodeState, call: str, faults: Mapping[int, BaseException]) -> FakeState:
+        n = self.calls[call]
+        self.calls[call] += 1
+        self.threads.add(threading.current_thread().name)
+        if n in faults:
+            raise faults[n]
+        assert isinstance(state, FakeState), state
+        return state
+
+    def _row(self, state: FakeState, position: int) -> npt.NDArray[np.float32]:
+        """The logits that predict `position`: sampled with, they still all but always give the script's id."""
+        at = position - state.n_prompt
+        row = np.zeros(self._vocab_size, np.float32)
+        row[state.script[at] if at < len(state.script) else self._eos] = 60.0
+        return row
