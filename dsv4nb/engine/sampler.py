@@ -119,7 +119,8 @@ def arrivals(ids: Ids, vocab: int, seed: int, position: int, stream: int = TARGE
     np.minimum(u, _LARGEST_U, out=u)
     np.negative(u, out=u)
     np.log1p(u, out=u)  # -ln(u) would give the largest words the time 0, and they would always win
-    return np.negative(u, out=u)
+    np.negative(u, out=u)
+    return u
 
 
 def philox(blocks: Ids, seed: int, position: int, stream: int) -> Words:

@@ -269,7 +269,8 @@ class Attention(nn.Module):
         out = hand_over(rotate(out, positions, freq, inverse=True))
         grouped = out.flatten(2).unflatten(-1, (config.o_groups, -1))
         down = self.wo_a.effective().unflatten(0, (config.o_groups, config.o_lora_rank))
-        return self.wo_b(hand_over(torch.einsum("btgd,grd->btgr", grouped, down)).flatten(2))
+        projected: Tensor = self.wo_b(hand_over(torch.einsum("btgd,grd->btgr", grouped, down)).flatten(2))
+        return projected
 
     def _normalize_heads(self, query: Tensor) -> Tensor:
         """Divide each head by its rms, without a weight; in bfloat16 every step rounds."""
@@ -351,6 +352,8 @@ def index_loss(score: Tensor, weight: Tensor, keep: Tensor) -> Tensor:
 class Gate(nn.Module):
     """The router: sqrt(softplus) scores; chosen by bias-shifted score or by a token-id table (model.md 3.6)."""
 
+    tid2eid: Tensor
+
     def __init__(self, config: ModelConfig, hashed: bool, mode: Mode) -> None:
         super().__init__()
         self.config, self.mode = config, mode
@@ -366,7 +369,6 @@ class Gate(nn.Module):
     def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return chosen experts [B, T, K] and their weights [B, T, K]."""
         weight = bf16(self.weight) if self.mode.round_weights else self.weight
-        # softplus' gradient through sqrt blows up at 0; scores stay far above in practice
         score = F.softplus(x @ weight.mT).sqrt()
         if self.bias is None:
             chosen = self.tid2eid[ids]
@@ -427,7 +429,8 @@ class SharedExpert(nn.Module):
         self.limit, self.mode = config.swiglu_limit, mode
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.mode.hand_over(clamped_swiglu(self.w1(x), self.w3(x), self.limit)))
+        out: Tensor = self.w2(self.mode.hand_over(clamped_swiglu(self.w1(x), self.w3(x), self.limit)))
+        return out
 
 
 class MoE(nn.Module):

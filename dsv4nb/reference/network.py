@@ -71,12 +71,18 @@ class Network(nn.Module):
         self.mode = mode = Mode(contract)
         self.parts = HyperParts(Balance(config), Collapse(), Expand())
         self.embed = Embedding(config, mode)
-        self.layers = nn.ModuleList(Block(config, n, mode, self.parts) for n in range(config.num_hidden_layers))
+        blocks = [Block(config, n, mode, self.parts) for n in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, mode)
         self.head = Matrix(config.vocab_size, config.hidden_size, "bf16", mode)
         self.hc_head_fn = nn.Parameter(torch.empty(config.hc_mult, config.hc_mult * config.hidden_size))
         self.hc_head_base = nn.Parameter(torch.zeros(config.hc_mult))
         self.hc_head_scale = nn.Parameter(torch.ones(1))
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, typed."""
+        return [block for block in self.layers if isinstance(block, Block)]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits [B, T, V] float32 for ids [B, T]; row t predicts position t + 1."""
@@ -84,7 +90,7 @@ class Network(nn.Module):
 
     def stream(self, ids: Tensor) -> Tensor:
         """Run all layers: [B, T] -> residual streams [B, T, HC, D]."""
-        stream = self.embed(ids)[:, :, None].expand(-1, -1, self.config.hc_mult, -1)
+        stream: Tensor = self.embed(ids)[:, :, None].expand(-1, -1, self.config.hc_mult, -1)
         for layer, block in enumerate(self.layers):
             stream = block(stream, ids)
             if self.mode.trace is not None:
@@ -97,7 +103,8 @@ class Network(nn.Module):
         mix = (flat @ self.hc_head_fn.mT) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
         pre = torch.sigmoid(mix * self.hc_head_scale + self.hc_head_base) + self.config.hc_eps
         collapsed = self.mode.hand_over(self.parts.collapse(stream, pre))
-        return self.head(self.norm(collapsed), keep_float32=True)
+        out: Tensor = self.head(self.norm(collapsed), keep_float32=True)
+        return out
 
     def load_official(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill every parameter from dequantised tensors under official names; drafter tensors are ignored.

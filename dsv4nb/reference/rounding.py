@@ -72,7 +72,8 @@ def bf16(x: Tensor) -> Tensor:
 def hadamard(x: Tensor) -> Tensor:
     """Walsh-Hadamard transform of the last axis in Sylvester order, scaled to be orthogonal."""
     width = x.shape[-1]
-    matrix = torch.ones(1, 1, device=x.device)
+    matrix: Tensor = torch.ones(1, 1, device=x.device)
     while matrix.shape[0] < width:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return x @ (matrix * width**-0.5)
+    scaled: Tensor = matrix * width**-0.5
+    return x @ scaled

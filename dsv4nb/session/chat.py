@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
 from dsv4nb.events import Event, Failed, Generation, StopReason
 from dsv4nb.session.journal import OnEnd
 from dsv4nb.session.request import Options, override
+from dsv4nb.session.result import joined
 
 
 class Ticket(Protocol):
@@ -38,6 +40,7 @@ class Turn:
     """One question and what came back.
 
     Attributes:
+        tool: calls, as the model wrote them.
         stop_reason: None when it failed; "cancelled" when it was stopped, with the text so far.
         error: why it failed; such a turn is not part of the history.
     """
@@ -45,6 +48,7 @@ class Turn:
     user: str
     reasoning: str = ""
     text: str = ""
+    tool: str = ""
     stop_reason: StopReason | None = None
     n_tokens: int = 0
     seconds: float = 0.0
@@ -127,7 +131,7 @@ class Chat:
             self._is_busy = True
             before = self._messages
         try:
-            ticket = self._start((*before, user), chosen, lambda outcome: self._ended(text, user, outcome))
+            ticket = self._start((*before, user), chosen, partial(self._ended, user))
         except BaseException:
             self._is_busy = False
             raise
@@ -179,20 +183,20 @@ class Chat:
 
         return remove
 
-    def _ended(self, text: str, user: dict[str, Any], outcome: Generation | Failed) -> None:
+    def _ended(self, user: dict[str, Any], outcome: Generation | Failed, events: Sequence[Event]) -> None:
         """Write the turn down; called on the serving thread before its ticket is finished."""
+        turn = Turn(
+            user=user["content"],
+            reasoning=joined(events, "reasoning"),
+            text=joined(events, "content"),
+            tool=joined(events, "tool"),
+        )
         with self._lock:
             if isinstance(outcome, Failed):
-                turn = Turn(user=text, error=outcome.message)
+                turn = replace(turn, error=outcome.message)
             else:
-                turn = Turn(
-                    user=text,
-                    reasoning=outcome.reasoning,
-                    text=outcome.text,
-                    stop_reason=outcome.stop_reason,
-                    n_tokens=outcome.done.n_tokens,
-                    seconds=outcome.done.elapsed_s,
-                )
+                done = outcome.done
+                turn = replace(turn, stop_reason=done.stop_reason, n_tokens=done.n_tokens, seconds=done.elapsed_s)
                 self._messages = (*self._messages, user, outcome.messages[-1])
             self._turns = (*self._turns, turn)
             self._is_busy = False
@@ -218,6 +222,8 @@ def _lines(turn: Turn) -> list[str]:
     lines = [f"You: {turn.user}"]
     if turn.reasoning:
         lines.append("[Thoughts]\n" + "\n".join(f"  {line}" for line in turn.reasoning.splitlines()))
-    if turn.text or not mark:
+    if turn.text or not (mark or turn.tool):
         lines.append(f"Model: {turn.text}")
+    if turn.tool:
+        lines.append(turn.tool.strip("\n"))
     return [*lines, mark] if mark else lines

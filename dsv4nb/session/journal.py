@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from dsv4nb.errors import Dsv4Error
@@ -14,14 +14,15 @@ from dsv4nb.session.result import generation_of
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 
-OnEnd = Callable[[Generation | Failed], None]
+OnEnd = Callable[[Generation | Failed, Sequence[Event]], None]
 
 
 class Journal:
     """The events of one request, from the queue to its end.
 
     Args:
-        on_end: called once, on the thread that ends the run, before anybody sees that it ended.
+        on_end: called once with the outcome and all events, on the thread that ends the run, before anybody sees
+            that it ended.
     """
 
     def __init__(self, request: Request, on_end: OnEnd | None = None) -> None:
@@ -110,7 +111,7 @@ class Journal:
         try:
             if self._on_end is not None:
                 events = (*self._events, *last)
-                self._on_end(final if isinstance(final, Failed) else generation_of(self.request, events))
+                self._on_end(final if isinstance(final, Failed) else generation_of(self.request, events), events)
         finally:
             with self._changed:
                 self._events += last

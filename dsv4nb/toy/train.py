@@ -22,12 +22,12 @@ from torch.utils.data import DataLoader
 from dsv4nb.contract import FP32_PLAIN, REF_FP8_ROUND, Contract
 from dsv4nb.encoding.render import render_text
 from dsv4nb.encoding.tokens import ChatTokenizer
-from dsv4nb.reference.layers import Mode, MoE
-from dsv4nb.reference.network import Block, Network
+from dsv4nb.reference.layers import Mode
+from dsv4nb.reference.network import Network
 from dsv4nb.toy.batches import BUCKETS, Batch, Batches, Encoder, draw
 from dsv4nb.toy.corpus.tasks import Sampler
 from dsv4nb.toy.export import rounded, write_checkpoint
-from dsv4nb.toy.probes import probes, score
+from dsv4nb.toy.probes import Probe, probes, score
 from dsv4nb.toy.shape import model_config
 from dsv4nb.toy.vocabulary import train_tokenizer
 
@@ -67,8 +67,7 @@ def initialise(network: Network, seed: int) -> None:
             else:
                 small = 0.3 if name.endswith(("wo_b.weight", "w2", "w2.weight")) else 1.0
                 p.copy_(normal(p.shape, small * p.shape[-1] ** -0.5))
-        for block in network.layers:
-            assert isinstance(block, Block)
+        for block in network.blocks:
             if block.attn.compressor is not None:
                 # entries start in the space of the window rows, so that what finds one finds the other
                 halves = block.attn.compressor.wkv.weight.shape[0] // block.attn.wkv.weight.shape[0]
@@ -82,8 +81,7 @@ def assign_hash_experts(network: Network, frequency: Tensor, seed: int) -> None:
         frequency: [V] how often each id occurs.
     """
     chosen, experts = network.config.num_experts_per_tok, network.config.n_routed_experts
-    for layer, block in enumerate(network.layers):
-        assert isinstance(block, Block) and isinstance(block.ffn, MoE)
+    for layer, block in enumerate(network.blocks):
         if block.ffn.gate.bias is not None:
             continue
         rng, load = random.Random(f"{seed}/{layer}"), [0.0] * experts
@@ -172,7 +170,7 @@ class Steps:
         said = w == 1
         hit = ((logits.detach().argmax(-1) == target) & said).sum() / said.sum()
         language, index = (ce * w).sum() / w.sum(), torch.stack(mode.index_losses).mean()
-        (language + index).backward()  # type: ignore[no-untyped-call]
+        (language + index).backward()
         return torch.stack([language.detach(), index.detach(), hit])
 
     def _capture(self, batch: Batch, phase: Phase) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
@@ -192,12 +190,11 @@ class Steps:
 
 def balance_experts(network: Network) -> None:
     """Nudge each router's selection bias toward equal load (the loss-free balancing of `noaux_tc`)."""
-    for block in network.layers:
-        assert isinstance(block, Block)
+    for block in network.blocks:
         bias, load = block.ffn.gate.bias, block.ffn.load
         if bias is not None and load is not None:
             with torch.no_grad():
-                bias += BALANCE_RATE * torch.sign(load.float().mean() - load.float())
+                bias.add_(torch.sign(load.float().mean() - load.float()), alpha=BALANCE_RATE)
 
 
 def train(network: Network, tokenizer_path: Path, minutes: float, seed: int, workers: int, device: torch.device) -> int:
@@ -245,7 +242,7 @@ def train(network: Network, tokenizer_path: Path, minutes: float, seed: int, wor
     return step
 
 
-def evaluate(network: Network, encoder: Encoder, asked: list) -> dict[str, float]:  # type: ignore[type-arg]
+def evaluate(network: Network, encoder: Encoder, asked: list[Probe]) -> dict[str, float]:
     """Score `asked` without recording losses."""
     network.mode.index_losses, network.mode.counted = None, None
     return score(network, encoder, asked)
@@ -257,7 +254,7 @@ def _table(scores: dict[str, float]) -> str:
 
 def expert_shares(network: Network) -> list[float]:
     """Return, per layer, the busiest expert's load over the mean of the last forward."""
-    loads = [block.ffn.load.float() for block in network.layers if block.ffn.load is not None]  # type: ignore[union-attr]
+    loads = [block.ffn.load.float() for block in network.blocks if block.ffn.load is not None]
     return [round(float(load.max() / load.mean()), 2) for load in loads]
 
 

@@ -488,7 +488,7 @@ def tool_conversation(s: Sampler, *, tool: str | None = None, answer_result: boo
     if answered:
         messages.append({"role": "tool", "tool_call_id": "call_0", "content": json.dumps(call.result)})
         messages.append({"role": "assistant", "reasoning_content": "The tool has answered.", "content": call.reply})
-    tags = {"name": call.tool, "arguments": call.arguments}
+    tags: dict[str, object] = {"name": call.tool, "arguments": call.arguments}
     return Conversation(messages=messages, kind="tools", expected=call.reply if answered else "", tags=tags)
 
 

@@ -1,0 +1,175 @@
+"""`python -m dsv4nb.bench decode --model toy`: what a person waits for, measured on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from dsv4nb.errors import Dsv4Error
+from dsv4nb.events import Done, Token
+from dsv4nb.model import Model, load
+
+_TEXT = "Anna went from Paris to Rome on Monday. The code word is silver otter. What is 47 + 38? "
+_IMPORT = "import time; t = time.perf_counter(); import dsv4nb; print(time.perf_counter() - t)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Middle and ends of some measurements."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(median=statistics.median(values), low=min(values), high=max(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `decode` measured.
+
+    Attributes:
+        import_s: of `dsv4nb` in an interpreter of its own.
+        first_token_s: from the call to the first token, prompt included.
+        decode_tok_s: tokens after the first one, per second.
+        peak_rss_mb: of this process so far, None where the system does not tell.
+        threads: of one operation of the engine, as torch reports them to the caller.
+    """
+
+    model: str
+    device: str
+    prompt_tokens: int
+    new_tokens: int
+    runs: int
+    import_s: float
+    load_s: float
+    first_token_s: Spread
+    decode_tok_s: Spread
+    peak_rss_mb: float | None
+    threads: int
+    torch: str
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the measurements as (label, text)."""
+        rss = "unknown" if self.peak_rss_mb is None else f"{self.peak_rss_mb:.0f} MB"
+        return [
+            ("model", f"{self.model} on {self.device}"),
+            ("asked", f"{self.prompt_tokens} prompt tokens, {self.new_tokens} tokens, {self.runs} runs"),
+            ("import", f"{self.import_s:.3f} s"),
+            ("load", f"{self.load_s:.2f} s"),
+            ("first token", f"{self.first_token_s} s"),
+            ("decode", f"{self.decode_tok_s} tok/s"),
+            ("peak memory", rss),
+            ("threads", str(self.threads)),
+            ("torch", self.torch),
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<12}{value}" for label, value in self.rows())
+
+
+def decode(path: str, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3) -> Report:
+    """Load a model and let it answer a prompt of exactly `prompt_tokens` ids with exactly `new` greedy tokens.
+
+    One run before the first measured one warms caches. The ids that end a reply are ignored, so that every run is
+    equally long.
+    """
+    import torch
+
+    import_s = _import_s()
+    started = time.perf_counter()
+    with load(path) as model:
+        load_s = time.perf_counter() - started
+        times = [_run(model, prompt_tokens, new) for _ in range(runs + 1)][1:]
+        return Report(
+            model=model.name,
+            device=model.info.device,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new,
+            runs=runs,
+            import_s=import_s,
+            load_s=load_s,
+            first_token_s=Spread.of([first for first, _ in times]),
+            decode_tok_s=Spread.of([rate for _, rate in times]),
+            peak_rss_mb=_peak_rss_mb(),
+            threads=getattr(model.engine, "threads", torch.get_num_threads()),
+            torch=str(torch.__version__),
+        )
+
+
+def _run(model: Model, prompt_tokens: int, new: int) -> tuple[float, float]:
+    """Return seconds to the first token and tokens per second after it."""
+    ids = model.tokenize(_TEXT)
+    ids = (ids * (prompt_tokens // len(ids) + 1))[:prompt_tokens]
+    request = replace(model.prepare(prompt_ids=ids, max_new=new, temperature=0.0), eos=frozenset())
+    started = time.perf_counter()
+    first = None
+    for event in model.start(request).events():
+        if isinstance(event, Token) and event.id is not None and first is None:
+            first = time.perf_counter()
+        if isinstance(event, Done):
+            assert first is not None and event.n_tokens == new, event
+            return first - started, (new - 1) / (time.perf_counter() - first)
+    raise Dsv4Error("a run of the measurement failed")
+
+
+def _import_s() -> float:
+    told = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=True, timeout=60)
+    return float(told.stdout)
+
+
+def _peak_rss_mb() -> float | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m dsv4nb.bench", description="Measure a model on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    of_decode = commands.add_parser("decode", help="load, first token and decode speed")
+    of_decode.add_argument("--model", default="toy", metavar="PATH", help="the checkpoint's folder, or toy")
+    of_decode.add_argument("--prompt-tokens", type=_AtLeast(1), default=100, metavar="N")
+    of_decode.add_argument("--new", type=_AtLeast(2), default=64, metavar="N", help="tokens of the reply")
+    of_decode.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N")
+    of_decode.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(arguments)
+    try:
+        report = decode(args.model, prompt_tokens=args.prompt_tokens, new=args.new, runs=args.runs)
+    except Dsv4Error as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{json.dumps(asdict(report), indent=1) if args.json else report}\n")
+    return 0
+
+
+class _AtLeast:
+    """A whole number with a lower limit, for argparse."""
+
+    def __init__(self, low: int) -> None:
+        self._low = low
+
+    def __call__(self, text: str) -> int:
+        number = int(text)
+        if number < self._low:
+            raise argparse.ArgumentTypeError(f"{number} is less than {self._low}")
+        return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
