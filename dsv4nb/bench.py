@@ -44,7 +44,7 @@ class Report:
         first_token_s: from the call to the first token, prompt included.
         decode_tok_s: tokens after the first one, per second.
         peak_rss_mb: of this process so far, None where the system does not tell.
-        threads: of one operation of the engine, as torch reports them to the caller.
+        threads: of one operation of the engine.
     """
 
     model: str
@@ -76,7 +76,7 @@ class Report:
         ]
 
     def __str__(self) -> str:
-        return "\n".join(f"{label:<12}{value}" for label, value in self.rows())
+        return "\n".join(f"{label:<14}{value}" for label, value in self.rows())
 
 
 def decode(path: str, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3) -> Report:
@@ -103,7 +103,7 @@ def decode(path: str, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3)
             first_token_s=Spread.of([first for first, _ in times]),
             decode_tok_s=Spread.of([rate for _, rate in times]),
             peak_rss_mb=_peak_rss_mb(),
-            threads=getattr(model.engine, "threads", torch.get_num_threads()),
+            threads=model.info.threads,
             torch=str(torch.__version__),
         )
 

@@ -22,6 +22,7 @@ class LoadInfo:
         encoding: revision of the chat encoding, and what told.
         contract: roundings of the arithmetic, and why these.
         disk_bytes: size of the weight files.
+        threads: of one operation.
         load_s: from the call of `load` to the handle; of a shared engine, what loading it took.
     """
 
@@ -43,6 +44,7 @@ class LoadInfo:
     max_seq: int
     max_seq_declared: int
     device: str
+    threads: int
     load_s: float
 
     def rows(self) -> list[tuple[str, str]]:
@@ -61,7 +63,7 @@ class LoadInfo:
             ("encoding", self.encoding),
             ("contract", self.contract),
             ("max_seq", f"{self.max_seq:,} of {self.max_seq_declared:,} declared"),
-            ("device", self.device),
+            ("device", f"{self.device}, {self.threads} thread{'s' * (self.threads != 1)}"),
             ("loaded in", f"{self.load_s:.2f} s"),
         ]
 
@@ -80,7 +82,15 @@ class LoadInfo:
 
 
 def load_info(
-    checkpoint: Checkpoint, *, name: str, encoding: str, contract: str, max_seq: int, device: str, load_s: float
+    checkpoint: Checkpoint,
+    *,
+    name: str,
+    encoding: str,
+    contract: str,
+    max_seq: int,
+    device: str,
+    threads: int,
+    load_s: float,
 ) -> LoadInfo:
     """Return the facts of `checkpoint` as it was loaded."""
     config = checkpoint.config
@@ -103,6 +113,7 @@ def load_info(
         max_seq=max_seq,
         max_seq_declared=config.max_position_embeddings,
         device=device,
+        threads=threads,
         load_s=load_s,
     )
 

@@ -42,6 +42,7 @@ from dsv4nb.stream.iterate import aiterate, iterate
 from dsv4nb.stream.ticket import Ticket
 
 TOY = "toy"  # the bundled model, by this name instead of a path
+CPU_THREADS = 1
 CPU_MAX_SEQ = 4096  # a longer prompt takes minutes on a CPU before its first token
 
 _TOY_FOLDER = Path(__file__).parent / "toy" / "model"
@@ -306,7 +307,7 @@ def _assemble(
     reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
     from dsv4nb.engine.cpu import CpuEngine  # brings torch
 
-    engine: Engine = CpuEngine.from_checkpoint(checkpoint, contract=chosen, max_seq=room)
+    engine: Engine = CpuEngine.from_checkpoint(checkpoint, contract=chosen, max_seq=room, threads=CPU_THREADS)
     info = load_info(
         checkpoint,
         name=name,
@@ -314,6 +315,7 @@ def _assemble(
         contract=f"{chosen.name} ({reason})",
         max_seq=room,
         device="CPU",
+        threads=CPU_THREADS,
         load_s=time.monotonic() - started,
     )
     if is_toy:

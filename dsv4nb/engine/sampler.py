@@ -113,7 +113,12 @@ def arrivals(ids: Ids, vocab: int, seed: int, position: int, stream: int = TARGE
     else:
         words = philox(np.arange((vocab + 3) >> 2), seed, position, stream).T.reshape(-1)
         words = words[:vocab] if ids.shape[0] == vocab else words[ids]
-    u = words.astype(np.float32)
+    return exponential(words)
+
+
+def exponential(words: Words) -> Row:
+    """Return the exponential arrival time that each random word stands for: finite and above zero."""
+    u: Row = words.astype(np.float32)
     u += np.float32(0.5)
     u *= np.float32(2.0**-32)
     np.minimum(u, _LARGEST_U, out=u)

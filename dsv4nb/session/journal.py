@@ -113,6 +113,7 @@ class Journal:
                 events = (*self._events, *last)
                 self._on_end(final if isinstance(final, Failed) else generation_of(self.request, events), events)
         finally:
+            self._on_end = None  # a chat would otherwise hold a ticket that holds the chat
             with self._changed:
                 self._events += last
                 if isinstance(final, Done):

@@ -31,7 +31,7 @@ class Server:
         self._engine, self._tokens, self._name = engine, tokens, name
         self._queue: queue.SimpleQueue[Journal | None] = queue.SimpleQueue()
         self._open: set[Journal] = set()  # queued or running
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a forgotten handle may be closed wherever garbage is collected
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name=f"dsv4nb-serve-{name}", daemon=True)
         self._thread.start()

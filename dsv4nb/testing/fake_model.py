@@ -66,5 +66,6 @@ def _info(name: str, max_seq: int, vocabulary: int) -> LoadInfo:
         max_seq=max_seq,
         max_seq_declared=max_seq,
         device="CPU",
+        threads=1,
         load_s=0.0,
     )

@@ -135,7 +135,9 @@ EXACT = Phase(contract=REF_FP8_ROUND, round_weights=True, select_entries=True)
 class Steps:
     """Gradients of one batch; on a GPU as one captured graph per bucket and phase.
 
-    A step is thousands of small launches: eager, the host needs four times as long as the device.
+    A step is some 20,000 small launches. Measured on an H200: eager 260-280 ms whatever the bucket, with batches of
+    41,000 tokens; captured, and with three differentiated Sinkhorn iterations, 103 ms with batches of 24,000.
+    Compiling the hyper-connections instead cost more minutes of compilation than it saved.
     """
 
     def __init__(self, network: Network, device: torch.device) -> None:

@@ -185,9 +185,12 @@ class ChatWidget(anywidget.AnyWidget):
         self._pump.call(partial(self._begin, user, ticket, tuple(before)))
 
     def _begin(self, user: str, ticket: Ticket, before: tuple[TurnLike, ...]) -> None:
-        if self._watch is not None:  # the turn before has ended, or the chat had refused; its last frame is still due
-            for news in self._watch.news():
+        if (watch := self._watch) is not None:
+            for news in watch.news():  # the turn before has ended, or the chat had refused; its last frame is due
                 self._told(news)
+            if not watch.over:  # the chat writes a turn down just before its ticket says so
+                self._pump.call(partial(self._begin, user, ticket, before))
+                return
         command = self._sent[1] if self._sent and self._sent[0] is ticket else ""
         self._catch_up(before)
         self.run += 1

@@ -1,212 +1,193 @@
-"""The sampler against the definitions of dspark.md 6: sorted prefixes, Philox, and the race."""
+"""Filters and the position-keyed draw of one row."""
 
 from __future__ import annotations
 
-import math
 import time
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.engine.sampler import arrivals, choose, keep, philox, philox_rounds
+from dsv4nb.engine.sampler import arrivals, choose, exponential, keep, philox, philox_rounds
 from dsv4nb.errors import EngineError
 
-V = 129_280
-Row = npt.NDArray[np.float32]
+# counter, key, result: the known answers that Random123 publishes for philox4x32-10
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
 
 
-def row_of(n: int, seed: int, *, scale: float = 3.0, steps: float = 0.0) -> Row:
-    """Draw logits; with `steps` they are rounded to multiples of it, so that many are equal."""
-    row = np.random.default_rng(seed).standard_normal(n) * scale
-    return (np.round(row / steps) * steps if steps else row).astype(np.float32)
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
 
 
-def sorted_prefix(row: Row, config: SamplerConfig) -> set[int]:
-    """The kept ids, from the definition: one sorted list, three lengths, the shortest wins."""
-    order = sorted(range(len(row)), key=lambda v: (-row[v], v))
-    order = order[: config.top_k or len(order)]
-    weights = [math.exp((float(row[v]) - float(row[order[0]])) / config.temperature) for v in order]
-    total, mass, n_p = math.fsum(weights), 0.0, len(order)
-    if config.top_p < 1:
-        for n_p, weight in enumerate(weights, 1):  # noqa: B007
-            mass += weight
-            if mass >= config.top_p * total:
-                break
-    n_m = sum(weight >= config.min_p for weight in weights)
-    return set(order[: max(1, min(n_p, n_m))])
+def row(*logits: float) -> np.ndarray:
+    return np.array(logits, np.float32)
+
+
+@pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_answers(counter: str, key: str, result: str) -> None:
+    counters = np.array([words(counter)] * 3, np.uint32).T.copy()
+    low, high = words(key)
+    assert philox_rounds(counters, (low, high)).T.tolist() == [words(result)] * 3
+
+
+def test_philox_takes_the_seed_as_two_words_and_the_place_as_counter() -> None:
+    counter = np.array([[7], [5], [2], [0]], np.uint32)
+    expected = philox_rounds(counter, (0x89ABCDEF, 0x01234567))
+    assert philox(np.array([5]), 0x0123456789ABCDEF, 7, 2).tolist() == expected.tolist()
+
+
+class TestGreedy:
+    def test_a_tie_goes_to_the_lowest_id(self) -> None:
+        assert choose(row(1, 3, 3, 2, 3), SamplerConfig(temperature=0), 0) == 1
+
+    @pytest.mark.parametrize("temperature", [-1.0, 0.0, 9e-6])
+    def test_no_temperature_is_greedy(self, temperature: float) -> None:
+        assert choose(row(0, 1, 2), SamplerConfig(temperature=temperature, top_k=5), 3) == 2
+
+    def test_one_candidate_is_greedy_at_any_temperature(self) -> None:
+        assert {choose(row(5, 1, 5), SamplerConfig(temperature=9, top_k=1, seed=s), 3) for s in range(50)} == {0}
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_a_broken_row_is_refused(self, temperature: float, bad: float) -> None:
+        with pytest.raises(EngineError, match="broke"):
+            choose(row(0, bad, 1), SamplerConfig(temperature=temperature), 0)
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_row_without_any_candidate_is_refused(self, temperature: float) -> None:
+        with pytest.raises(EngineError, match="best logit"):
+            choose(row(-np.inf, -np.inf), SamplerConfig(temperature=temperature), 0)
+
+
+class TestFilters:
+    # probabilities 0.5, 0.25, 0.125, 0.0625, 0.0625 in scrambled places
+    ROW = np.log(np.array([0.0625, 0.5, 0.125, 0.25, 0.0625])).astype(np.float32)
+
+    @pytest.mark.parametrize(
+        ("options", "kept"),
+        [
+            ({}, [0, 1, 2, 3, 4]),
+            ({"top_k": 2}, [1, 3]),
+            ({"top_k": 4}, [0, 1, 2, 3]),  # of the two equals at the border, the lowest id
+            ({"top_k": 99}, [0, 1, 2, 3, 4]),
+            ({"top_p": 0.01}, [1]),
+            ({"top_p": 0.6}, [1, 3]),
+            ({"top_p": 0.9}, [0, 1, 2, 3]),
+            ({"min_p": 0.3}, [1, 3]),
+            ({"min_p": 0.99}, [1]),
+            ({"top_k": 3, "top_p": 0.8}, [1, 3]),  # 0.75 of 0.875 is more than 0.8
+            ({"top_p": 0.9, "min_p": 0.2}, [1, 2, 3]),
+            ({"top_p": 0.8, "temperature": 0.5}, [1, 3]),  # 16 : 4 : 1 …
+        ],
+        ids=str,
+    )
+    def test_the_beginning_of_the_sorted_list_is_kept(self, options: dict[str, float], kept: list[int]) -> None:
+        ids, weights = keep(self.ROW, SamplerConfig(**options))  # type: ignore[arg-type]
+        assert ids.tolist() == kept
+        assert weights.max() == 0
+
+    def test_the_mass_agrees_with_a_full_sort(self) -> None:
+        random = np.random.default_rng(5)
+        for width in (1, 3, 500, 5000):
+            logits = (random.normal(0, 4, width)).round(1).astype(np.float32)  # with many ties
+            for top_p in (0.1, 0.5, 0.9, 0.999):
+                order = np.lexsort((np.arange(width), -logits))
+                p = np.exp((logits[order] - logits.max()).astype(np.float64))
+                n = int(np.searchsorted(np.cumsum(p), top_p * p.sum() * (1 - 1e-12))) + 1
+                ids, _ = keep(logits, SamplerConfig(top_p=top_p))
+                assert ids.tolist() == sorted(order[:n].tolist()), (width, top_p)
+
+    def test_a_logit_of_minus_infinity_is_never_drawn(self) -> None:
+        drawn = {choose(row(0, -np.inf, 0), SamplerConfig(seed=s, top_p=0.99), 1) for s in range(200)}
+        assert drawn == {0, 2}
+
+
+class TestDraw:
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, [0.4, 0.3, 0.2, 0.1]),
+            ({"temperature": 2.0}, np.sqrt([0.4, 0.3, 0.2, 0.1]) / np.sqrt([0.4, 0.3, 0.2, 0.1]).sum()),
+            ({"top_k": 3}, [4 / 9, 3 / 9, 2 / 9, 0.0]),
+        ],
+        ids=str,
+    )
+    def test_frequencies_are_the_probabilities(self, options: dict[str, float], expected: list[float]) -> None:
+        logits = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
+        n = 20_000
+        counts = np.zeros(4)
+        for seed in range(n):
+            counts[choose(logits, SamplerConfig(seed=seed, **options), 17)] += 1  # type: ignore[arg-type]
+        wanted = np.asarray(expected) * n
+        possible = wanted > 0
+        assert counts[~possible].sum() == 0
+        chi_square = ((counts - wanted)[possible] ** 2 / wanted[possible]).sum()
+        assert chi_square < 16.27  # 3 degrees of freedom, one in a thousand; the seeds are fixed
+
+    def test_frequencies_hold_over_positions_too(self) -> None:
+        logits, n = np.zeros(5, np.float32), 5_000
+        counts = np.bincount([choose(logits, SamplerConfig(seed=3), m) for m in range(n)], minlength=5)
+        assert ((counts - n / 5) ** 2 / (n / 5)).sum() < 18.47  # 4 degrees of freedom, one in a thousand
+
+    def test_seed_and_position_decide(self) -> None:
+        logits = np.zeros(1000, np.float32)
+
+        def drawn(seed: int) -> list[int]:
+            return [choose(logits, SamplerConfig(seed=seed), m) for m in range(20)]
+
+        assert drawn(2**63) == drawn(2**63)
+        assert len(set(drawn(2**63))) > 15
+        assert drawn(1) != drawn(2)
+        assert drawn(1) != drawn(1 + 2**32)  # the upper word counts
+
+    def test_a_drawn_token_does_not_depend_on_the_others_kept(self) -> None:
+        few, many = np.array([3, 900, 4001]), np.arange(5000)
+        assert arrivals(few, 5000, 7, 9).tolist() == arrivals(many, 5000, 7, 9)[few].tolist()
+
+    def test_the_largest_and_smallest_bits_give_finite_positive_times(self) -> None:
+        times = exponential(np.array([0, 1, 2**31, 2**32 - 129, 2**32 - 128, 2**32 - 1], np.uint32))
+        assert times.dtype == np.float32
+        assert (times > 0).all() and np.isfinite(times).all()
+        assert times[0] == pytest.approx(2.0**-33) and times[1] == pytest.approx(1.5 * 2.0**-32)
+        assert times[2] == pytest.approx(np.log(2))
+        # float32 has no number between the largest u and 1
+        assert times[-1] == times[-2] == pytest.approx(24 * np.log(2))
+
+    def test_times_of_many_draws_are_exponential(self) -> None:
+        times = np.concatenate([arrivals(np.arange(4096), 4096, seed, 1) for seed in range(20)])
+        assert (times > 0).all()
+        assert times.mean() == pytest.approx(1.0, abs=0.02)
+        assert np.median(times) == pytest.approx(np.log(2), abs=0.02)
+
+    def test_what_is_cut_for_speed_could_not_have_won(self) -> None:
+        random = np.random.default_rng(11)
+        for seed in range(50):
+            logits = random.normal(0, 12, 300).astype(np.float32)
+            full = (logits - logits.max()) - np.log(arrivals(np.arange(300), 300, seed, 4))
+            assert choose(logits, SamplerConfig(seed=seed), 4) == int(full.argmax())
+
+    def test_the_row_is_not_changed(self) -> None:
+        logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
+        before = logits.copy()
+        choose(logits, SamplerConfig(top_p=0.5, min_p=0.1), 0)
+        assert (logits == before).all()
 
 
 @pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ((0,) * 4, (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
-    ],
-    ids=["zeros", "ones", "pi"],
-)
-def test_philox_gives_the_published_words(
-    counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]
-) -> None:
-    given = np.array(counter, np.uint32).reshape(4, 1)
-    assert tuple(int(word) for word in philox_rounds(given, key)[:, 0]) == words
-
-
-def test_the_counter_is_position_block_stream() -> None:
-    seed = 0x299F31D0_A4093822
-    blocks = np.array([0, 1, 32_319])
-    for column, block in enumerate(blocks):
-        one = np.array([[7], [block], [3], [0]], np.uint32)
-        expected = philox_rounds(one, (0xA4093822, 0x299F31D0))[:, 0]
-        assert (philox(blocks, seed, 7, 3)[:, column] == expected).all()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"top_p": 0.9},
-        {"top_p": 0.5, "temperature": 0.3},
-        {"top_p": 0.999, "temperature": 4.0},
-        {"top_k": 5},
-        {"top_k": 40, "top_p": 0.7},
-        {"min_p": 0.05},
-        {"top_k": 30, "top_p": 0.95, "min_p": 0.2, "temperature": 0.7},
-        {"top_p": 1e-9},
-    ],
+    ("options", "limit_ms"),
+    [({"temperature": 0.0}, 3), ({}, 8), ({"top_p": 0.95}, 8), ({"top_k": 50}, 8)],
     ids=str,
 )
-@pytest.mark.parametrize(("scale", "steps"), [(3.0, 0.0), (2.0, 0.5), (0.01, 0.0), (0.0, 0.0)])
-def test_the_filters_keep_the_shortest_prefix(values: dict[str, Any], scale: float, steps: float) -> None:
-    """Plain rows, rows with many ties at every border, nearly flat rows, and one where all are equal."""
-    config = SamplerConfig(**values)
-    for seed in range(5):
-        row = row_of(257, seed, scale=scale, steps=steps)
-        ids, log_weights = keep(row, config)
-        assert set(ids.tolist()) == sorted_prefix(row, config)
-        assert (np.diff(ids) > 0).all() and log_weights.max() == 0
-
-
-@pytest.mark.parametrize("values", [{"temperature": 0.0}, {"temperature": -1.0}, {"temperature": 1e-6}, {"top_k": 1}])
-def test_greedy_takes_the_lowest_of_equals(values: dict[str, Any]) -> None:
-    row = np.zeros(100, np.float32)
-    row[[17, 41, 80]] = 5.0
-    assert choose(row, SamplerConfig(**values), 3) == 17
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"temperature": 0.5}, {"top_p": 0.8}, {"top_k": 4}, {"min_p": 0.1, "temperature": 2.0}],
-    ids=str,
-)
-def test_draws_follow_the_distribution(values: dict[str, Any]) -> None:
-    """Chi-square over seeds; 99.99 % of honest samplers pass, and the seeds are fixed."""
-    row = row_of(12, 5, scale=1.5)
-    n = 4000
-    counts = np.zeros(12)
-    for seed in range(n):
-        counts[choose(row, SamplerConfig(seed=seed, **values), 11)] += 1
-    ids, log_weights = keep(row, SamplerConfig(**values))
-    p = np.exp(log_weights) / np.exp(log_weights).sum()
-    assert counts.sum() == counts[ids].sum()
-    statistic = float(((counts[ids] - n * p) ** 2 / (n * p)).sum())
-    degrees = len(ids) - 1
-    # Wilson and Hilferty's approximation of the 0.9999 quantile
-    assert statistic < degrees * (1 - 2 / (9 * degrees) + 3.719 * math.sqrt(2 / (9 * degrees))) ** 3
-
-
-def test_positions_draw_independently() -> None:
-    """Neighbouring positions of one seed agree as often as chance has it: p² + q² of two equal tokens."""
-    row = np.zeros(2, np.float32)
-    drawn = np.array([choose(row, SamplerConfig(seed=9), position) for position in range(4000)])
-    agree = int((drawn[1:] == drawn[:-1]).sum())
-    assert abs(agree - 1999.5) < 4 * math.sqrt(1000)
-    assert abs(int(drawn.sum()) - 2000) < 4 * math.sqrt(1000)
-
-
-def test_a_draw_depends_on_seed_position_and_stream_alone() -> None:
-    row = row_of(V, 1, scale=1.0)
-    config = SamplerConfig(seed=2**64 - 1)
-    before = row.copy()
-    drawn = [choose(row, config, position) for position in (1, 2, 3)]
-    assert [choose(row, config, position) for position in (3, 2, 1)] == drawn[::-1]
-    assert (row == before).all()
-    assert len(set(drawn)) == 3
-    assert choose(row, SamplerConfig(seed=0), 1) != drawn[0]
-    assert choose(row, config, 1, stream=1) != drawn[0]
-
-
-def test_a_token_arrives_when_it_does_whoever_else_races() -> None:
-    """Few tokens are drawn alone and many in one sweep; both are the same numbers."""
-    whole = arrivals(np.arange(V), V, 5, 160)
-    some = np.sort(np.random.default_rng(0).choice(V, 50, replace=False))
-    assert (arrivals(some, V, 5, 160) == whole[some]).all()
-    most = np.arange(3, V, 2)
-    assert (arrivals(most, V, 5, 160) == whole[most]).all()
-    assert whole.dtype == np.float32 and whole.min() > 0 and np.isfinite(whole).all()
-
-
-def test_what_cannot_win_is_left_out_without_changing_the_winner() -> None:
-    for position in range(40):
-        row = row_of(2000, position, scale=12.0)
-        config = SamplerConfig(seed=4)
-        ids, log_weights = keep(row, config)
-        score = log_weights.astype(np.float32) - np.log(arrivals(ids, 2000, 4, position))
-        assert choose(row, config, position) == int(ids[score.argmax()])
-
-
-def test_a_constant_added_to_all_logits_changes_nothing() -> None:
-    row = row_of(1000, 3, steps=0.25)
-    for values in ({}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 20}):
-        config = SamplerConfig(seed=1, **values)  # type: ignore[arg-type]
-        assert [choose(row, config, i) for i in range(30)] == [choose(row + 8, config, i) for i in range(30)]
-
-
-def test_the_limits_of_the_filters_are_greedy() -> None:
-    row = row_of(1000, 6)
-    best = int(row.argmax())
-    for config in (SamplerConfig(top_p=1e-12), SamplerConfig(min_p=1 - 1e-9), SamplerConfig(temperature=1e-4)):
-        assert {choose(row, config, position) for position in range(20)} == {best}
-
-
-def test_a_filter_wider_than_the_vocabulary_filters_nothing() -> None:
-    row = row_of(64, 2)
-    for position in range(20):
-        assert choose(row, SamplerConfig(top_k=1000), position) == choose(row, SamplerConfig(), position)
-
-
-def test_forbidden_tokens_are_never_drawn() -> None:
-    row = row_of(300, 8, scale=1.0)
-    row[1:] = -np.inf
-    for values in ({}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 7}, {"top_k": 7, "top_p": 0.5}):
-        assert choose(row, SamplerConfig(**values), 0) == 0  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_broken_numbers_are_refused(bad: float, temperature: float) -> None:
-    row = row_of(100, 0)
-    row[42] = bad
-    with pytest.raises(EngineError, match="logit"):
-        choose(row, SamplerConfig(temperature=temperature), 0)
-    with pytest.raises(EngineError, match="-inf"):
-        choose(np.full(100, -np.inf, np.float32), SamplerConfig(temperature=temperature), 0)
-
-
-@pytest.mark.parametrize("values", [{"temperature": 0.0}, {}, {"top_p": 0.95}, {"top_k": 50, "min_p": 0.05}], ids=str)
-def test_a_whole_vocabulary_takes_milliseconds(values: dict[str, Any]) -> None:
-    """About 2 ms where nothing else runs; the bound only catches a wrong method."""
-    row = row_of(V, 0)
-    config = SamplerConfig(**values)
+def test_a_row_of_the_real_vocabulary_is_quick(options: dict[str, float], limit_ms: float) -> None:
+    logits = np.random.default_rng(1).normal(0, 3, 129_280).astype(np.float32)
+    config = SamplerConfig(**options)  # type: ignore[arg-type]
     taken = []
-    for position in range(7):
-        start = time.perf_counter()
-        choose(row, config, position)
-        taken.append(time.perf_counter() - start)
-    assert min(taken) < 0.02
+    for m in range(15):
+        started = time.perf_counter()
+        choose(logits, config, m)
+        taken.append(time.perf_counter() - started)
+    assert min(taken) * 1e3 < limit_ms  # the quickest: others may use the machine

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,14 @@ import pytest
 
 pytestmark = pytest.mark.lab
 
-SHOW = """from paced import PacedChat
-from dsv4nb.widgets.chat import show
-chat = PacedChat()
-show(chat)"""
+PARIS = "The capital of France is Paris."
+COUNT = ", ".join(str(i) for i in range(1, 101)) + "."
+SUM = "I add the ones: 7 + 8 = 15, carry 1. I add the tens: 4 + 3 + 1 = 8. So the sum is 85.</think>47 + 38 = 85."
+
+SHOW = """from dsv4nb.testing.fake_model import fake_model
+m = fake_model({script!r}, delay_s=0.03, name="toy")
+chat = m.chat()
+chat"""
 
 PIECES = """() => {
   window.pieces = [];
@@ -48,13 +51,16 @@ def quiet(lab: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def page(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Any:
-    """A notebook with a chat in its first cell."""
-    shutil.copy(Path(__file__).with_name("paced.py"), lab.root)
-    lab.open(lab.write(request.node.name, SHOW, "answer = 6 * 7", "show(chat)"))
-    run_cell(lab, 0)
-    lab.page.locator(".dsv4-panel").first.wait_for()
-    return lab.page
+def open_chat(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Opens a notebook with a chat in its first cell, whose model gives the replies of a script in order."""
+
+    def open_(*script: str) -> Any:
+        lab.open(lab.write(request.node.name, SHOW.format(script=script), "answer = 6 * 7", "chat"))
+        run_cell(lab, 0)
+        lab.page.locator(".dsv4-panel").first.wait_for()
+        return lab.page
+
+    return open_
 
 
 def run_cell(lab: Any, index: int) -> None:
@@ -90,19 +96,21 @@ def answer(page: Any, nth: int = 0) -> str:
     return str(page.locator(".dsv4-panel").nth(nth).locator(".dsv4-answer").last.text_content())
 
 
-def test_an_answer_arrives_in_pieces(page: Any) -> None:
+def test_an_answer_arrives_in_pieces(open_chat: Callable[..., Any]) -> None:
+    page = open_chat(COUNT)
     page.evaluate(PIECES)
     ask(page, "Count from 1 to 100.")
     idle(page, 1)
     pieces = page.evaluate("window.pieces")
     assert len(pieces) > 10
     assert all(after.startswith(before) for before, after in pairwise(pieces))
-    assert answer(page) == "".join(f"{i}, " for i in range(1, 101))
+    assert answer(page) == COUNT
     assert page.locator(".dsv4-facts").text_content().startswith("100 tokens · ")
     assert page.get_by_role("status").filter(has_text="Done.").count() == 1
 
 
-def test_stop_keeps_the_text_and_the_next_message_works(page: Any) -> None:
+def test_stop_keeps_the_text_and_the_next_message_works(open_chat: Callable[..., Any]) -> None:
+    page = open_chat(COUNT, PARIS)
     ask(page, "Count from 1 to 100.")
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('9, ')")
     start = time.monotonic()
@@ -117,17 +125,19 @@ def test_stop_keeps_the_text_and_the_next_message_works(page: Any) -> None:
     page.get_by_role("button", name="Send", exact=True).wait_for()
     ask(page, "What is the capital of France?")
     idle(page, 2)
-    assert answer(page) == "The capital of France is Paris."
+    assert answer(page) == PARIS
 
 
-def test_stop_works_before_the_first_token(page: Any, lab: Any) -> None:
+def test_stop_works_before_the_first_token(open_chat: Callable[..., Any], lab: Any) -> None:
+    page = open_chat(COUNT)
     ask(page, "Count from 1 to 100.")
     page.get_by_role("textbox", name="Message").press("Escape")
     stopped(page).wait_for()
     idle(page, 1)
 
 
-def test_stop_works_while_a_cell_blocks_the_kernel(page: Any, lab: Any) -> None:
+def test_stop_works_while_a_cell_blocks_the_kernel(open_chat: Callable[..., Any], lab: Any) -> None:
+    page = open_chat(COUNT)
     ask(page, "Count from 1 to 100.")
     lab.page.evaluate(
         """() => {
@@ -140,7 +150,8 @@ def test_stop_works_while_a_cell_blocks_the_kernel(page: Any, lab: Any) -> None:
     stopped(page).wait_for(timeout=1500)
 
 
-def test_the_reasoning_is_folded_and_counted(page: Any) -> None:
+def test_the_reasoning_is_folded_and_counted(open_chat: Callable[..., Any]) -> None:
+    page = open_chat(SUM)
     page.get_by_role("switch", name="Thinking").check()
     ask(page, "What is 47 + 38?")
     page.locator(".dsv4-summary").get_by_text("Thinking…").wait_for()
@@ -154,7 +165,8 @@ def test_the_reasoning_is_folded_and_counted(page: Any) -> None:
     assert page.locator(".dsv4-answer").is_visible()
 
 
-def test_a_reload_in_the_middle_of_an_answer_loses_and_doubles_nothing(page: Any, lab: Any) -> None:
+def test_a_reload_in_the_middle_of_an_answer_loses_and_doubles_nothing(open_chat: Callable[..., Any], lab: Any) -> None:
+    page = open_chat(COUNT, PARIS)
     name = page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
     ask(page, "Count from 1 to 100.")
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('5, ')")
@@ -163,30 +175,32 @@ def test_a_reload_in_the_middle_of_an_answer_loses_and_doubles_nothing(page: Any
     page.locator(".dsv4-panel").first.wait_for(timeout=30_000)
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.length > 20")
     idle(page, 1)
-    assert answer(page) == "".join(f"{i}, " for i in range(1, 101))
+    assert answer(page) == COUNT
     ask(page, "What is the capital of France?")
     idle(page, 2)
-    assert answer(page) == "The capital of France is Paris."
+    assert answer(page) == PARIS
 
 
-def test_two_views_show_one_chat(page: Any, lab: Any) -> None:
+def test_two_views_show_one_chat(open_chat: Callable[..., Any], lab: Any) -> None:
+    page = open_chat(COUNT, PARIS)
     ask(page, "Count from 1 to 100.")
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('5, ')")
     run_cell(lab, 2)
     page.locator(".dsv4-panel").nth(1).wait_for()
     page.wait_for_function("document.querySelectorAll('.dsv4-answer').length === 2")
     idle(page, 1)
-    whole = "".join(f"{i}, " for i in range(1, 101))
+    whole = COUNT
     assert [answer(page, 0), answer(page, 1)] == [whole, whole]
     ask(page, "What is the capital of France?", nth=1)
     page.wait_for_function("document.querySelectorAll('.dsv4-turn').length === 4")
     idle(page, 2)
-    assert [answer(page, 0), answer(page, 1)] == ["The capital of France is Paris."] * 2
+    assert [answer(page, 0), answer(page, 1)] == [PARIS] * 2
     page.wait_for_timeout(200)
     assert page.locator(".dsv4-turn").count() == 4, "one question, one turn a view"
 
 
-def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(page: Any) -> None:
+def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(open_chat: Callable[..., Any]) -> None:
+    page = open_chat(PARIS)
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     page.get_by_role("switch", name="Thinking").focus()
     reached = []
@@ -211,17 +225,19 @@ def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(page: Any) -> N
     assert unmarked == []
 
 
-def test_what_was_typed_is_not_lost_when_a_send_is_refused(page: Any) -> None:
-    ask(page, "What?")
+def test_what_was_typed_is_not_lost_when_a_send_is_refused(open_chat: Callable[..., Any]) -> None:
+    page = open_chat(PARIS)
+    ask(page, "What? " * 5000)
     page.get_by_role("alert").filter(has_text="Not sent").wait_for()
-    assert page.get_by_role("textbox", name="Message").input_value() == "What?"
+    assert page.get_by_role("textbox", name="Message").input_value() == "What? " * 5000
     assert page.locator(".dsv4-turn").count() == 0
     ask(page, "What is the capital of France?")
     idle(page, 1)
     assert not page.get_by_role("alert").filter(has_text="Not sent").is_visible()
 
 
-def test_what_was_typed_is_not_lost_when_the_kernel_is_gone(page: Any) -> None:
+def test_what_was_typed_is_not_lost_when_the_kernel_is_gone(open_chat: Callable[..., Any]) -> None:
+    page = open_chat(PARIS)
     ask(page, "What is the capital of France?")
     idle(page, 1)
     page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
@@ -229,10 +245,11 @@ def test_what_was_typed_is_not_lost_when_the_kernel_is_gone(page: Any) -> None:
     ask(page, "Are you there?")
     page.get_by_role("alert").filter(has_text="run the cell again").wait_for(timeout=8_000)
     assert page.get_by_role("textbox", name="Message").input_value() == "Are you there?"
-    assert answer(page) == "The capital of France is Paris."
+    assert answer(page) == PARIS
 
 
-def test_a_new_chat_is_empty(page: Any) -> None:
+def test_a_new_chat_is_empty(open_chat: Callable[..., Any]) -> None:
+    page = open_chat(PARIS)
     page.get_by_role("button", name="What is the capital of France?").click()
     idle(page, 1)
     page.get_by_role("button", name="New chat").click()
@@ -240,7 +257,10 @@ def test_a_new_chat_is_empty(page: Any) -> None:
     assert page.get_by_role("button", name="What is the capital of France?").is_visible()
 
 
-def test_the_saved_file_holds_the_conversation_and_the_page_shows_it_once(page: Any, lab: Any) -> None:
+def test_the_saved_file_holds_the_conversation_and_the_page_shows_it_once(
+    open_chat: Callable[..., Any], lab: Any
+) -> None:
+    page = open_chat(PARIS)
     ask(page, "What is the capital of France?")
     idle(page, 1)
     assert page.locator(".dsv4-saved").count() == 1 and not page.locator(".dsv4-saved").is_visible()
@@ -248,11 +268,12 @@ def test_the_saved_file_holds_the_conversation_and_the_page_shows_it_once(page: 
     path = lab.root / page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
     outputs = nbformat.read(path, as_version=4).cells[0].outputs
     text = json.dumps(outputs)
-    assert "The capital of France is Paris." in text
+    assert PARIS in text
     assert "You: What is the capital of France?" in outputs[-1].data["text/plain"]
 
 
-def test_light_dark_and_narrow(page: Any, lab: Any, shots: Path) -> None:
+def test_light_dark_and_narrow(open_chat: Callable[..., Any], lab: Any, shots: Path) -> None:
+    page = open_chat(SUM)
     page.get_by_role("switch", name="Thinking").check()
     ask(page, "What is 47 + 38?")
     idle(page, 1)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dsv4nb
+from dsv4nb.bench import Spread, main
+
+TOY = Path(dsv4nb.__file__).parent / "toy" / "model"
+
+
+def test_a_spread_has_a_middle_and_ends() -> None:
+    assert str(Spread.of([3.0, 1.0, 2.0])) == "2 (1 to 3)"
+
+
+@pytest.mark.parametrize("arguments", [[], ["decode", "--new", "1"], ["decode", "--runs", "x"], ["prefill"]], ids=str)
+def test_a_bad_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", "--model", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "config.json" in said.err and len(said.err.splitlines()) == 1 and not said.out
+
+
+@pytest.mark.skipif(not (TOY / "config.json").is_file(), reason="the bundled model is not built")
+class TestToy:
+    def test_a_table_for_people(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["decode", "--new", "4", "--runs", "1"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split("  ")[0] for line in lines] == [
+            "model",
+            "asked",
+            "import",
+            "load",
+            "first token",
+            "decode",
+            "peak memory",
+            "threads",
+            "torch",
+        ]
+
+    def test_numbers_for_programs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["decode", "--model", str(TOY), "--new", "4", "--runs", "2", "--prompt-tokens", "7", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["prompt_tokens"], told["new_tokens"], told["runs"]) == (7, 4, 2)
+        assert 0 < told["first_token_s"]["low"] <= told["first_token_s"]["median"] <= told["first_token_s"]["high"]
+        assert told["decode_tok_s"]["median"] > 0 and told["peak_rss_mb"] > 50 and 0 < told["import_s"] < 5

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dsv4nb.encoding.constants import EOS, THINK_CLOSE
+from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
+from dsv4nb.errors import EngineError
+from dsv4nb.testing.fake_engine import FakeEngine, FakeTokenizer
+from dsv4nb.testing.fake_model import fake_model
+
+
+def test_it_is_an_engine_that_says_its_script() -> None:
+    engine: Engine = FakeEngine([7, 8, 9], vocab_size=16)
+    state = engine.new_state()
+    first = engine.prefill(state, [3, 4])
+    assert (first.pos, first.computed, int(first.logits.argmax())) == (2, 2, 7)
+    rows = engine.forward_rows(state, [7, 8, 9])
+    assert rows.shape == (3, 16) and rows.dtype == np.float32
+    assert rows.argmax(1).tolist() == [8, 9, 1]
+    engine.commit(state, 2)
+    assert state.pos == 4
+    assert engine.forward_rows(state, [9]).argmax(1).tolist() == [1]
+
+
+def test_sequences_take_the_scripts_in_turn() -> None:
+    engine = FakeEngine([7], [8])
+    heads = [int(engine.prefill(engine.new_state(), [3]).logits.argmax()) for _ in range(3)]
+    assert heads == [7, 8, 8]
+
+
+def test_it_counts_waits_and_fails_as_told() -> None:
+    engine = FakeEngine(
+        [7] * 9, delay_s=0.02, chunk=2, faults={1: ValueError("x")}, prefill_faults={1: ValueError("y")}
+    )
+    state = engine.new_state()
+    progress: list[tuple[int, int]] = []
+    engine.prefill(state, [3] * 5, on_progress=lambda done, of: progress.append((done, of)))
+    assert progress == [(2, 5), (4, 5), (5, 5)]
+    started = time.monotonic()
+    engine.forward_rows(state, [7])
+    assert time.monotonic() - started >= 0.02
+    with pytest.raises(ValueError, match="x"):
+        engine.forward_rows(state, [7])
+    with pytest.raises(ValueError, match="y"):
+        engine.prefill(engine.new_state(), [3])
+    engine.close()
+    assert engine.calls == {
+        "new_state": 2,
+        "prefill": 2,
+        "chunks": 3,
+        "forward_rows": 2,
+        "commit": 0,
+        "close": 1,
+    }
+
+
+def test_a_stopped_prefill_keeps_finished_chunks() -> None:
+    engine = FakeEngine([7], chunk=2)
+    state = engine.new_state()
+    with pytest.raises(Cancelled):
+        engine.prefill(state, [3] * 5, should_stop=lambda: state.pos >= 2)
+    assert state.ledger == [3, 3]
+
+
+def test_it_refuses_what_an_engine_refuses() -> None:
+    engine = FakeEngine([7], max_seq=4)
+    state = engine.new_state()
+    engine.prefill(state, [3])
+    for rows in ([], [7] * (MAX_ROWS + 1), [7] * 4):
+        with pytest.raises(EngineError):
+            engine.forward_rows(state, rows)
+    engine.forward_rows(state, [7])
+    with pytest.raises(EngineError, match=r"commit\(2\)"):
+        engine.commit(state, 2)
+
+
+def test_words_come_back_as_they_were() -> None:
+    tokens = FakeTokenizer(vocab_size=265)
+    for text in ("", "Hello  there,\n world ", "😀 ไทย", "many more words than the vocabulary has room for"):
+        assert tokens.decode(tokens.encode_plain(text)) == text
+        assert tokens.decode(tokens.encode_bytes(text)) == text
+    assert max(tokens.encode_plain("and others too")) < 265
+
+
+def test_only_trusted_text_has_control_tokens() -> None:
+    tokens = FakeTokenizer()
+    assert tokens.encode_trusted(f"a{THINK_CLOSE}b{EOS}")[1::2] == [tokens.id_of(THINK_CLOSE), tokens.eos_id]
+    for text in (f"a{THINK_CLOSE}b", THINK_CLOSE, f" {EOS}"):
+        assert not tokens.control_ids & set(tokens.encode_plain(text))
+        assert tokens.decode(tokens.encode_plain(text)) == text
+
+
+def test_a_fake_model_gives_its_replies_in_turn() -> None:
+    with fake_model(["One.", [300]], name="two") as model:
+        assert model.name == "two"
+        first, *later = (model.generate("hi") for _ in range(3))
+        assert first.text == "One." and [result.ids for result in later] == [(300,), (300,)]
+        assert "model       two" in str(model.info)
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys; from dsv4nb.testing.fake_model import fake_model; fake_model().generate('a');"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
