@@ -41,6 +41,7 @@ class Report:
 
     Attributes:
         import_s: of `dsv4nb` in an interpreter of its own.
+        load_s: torch included, when nothing brought it before.
         first_token_s: from the call to the first token, prompt included.
         decode_tok_s: tokens after the first one, per second.
         peak_rss_mb: of this process so far, None where the system does not tell.
@@ -85,12 +86,12 @@ def decode(path: str, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3)
     One run before the first measured one warms caches. The ids that end a reply are ignored, so that every run is
     equally long.
     """
-    import torch
-
     import_s = _import_s()
     started = time.perf_counter()
     with load(path) as model:
         load_s = time.perf_counter() - started
+        import torch  # loading brought it, and is the measurement that it belongs to
+
         times = [_run(model, prompt_tokens, new) for _ in range(runs + 1)][1:]
         return Report(
             model=model.name,

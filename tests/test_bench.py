@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dsv4nb
-from dsv4nb.bench import Spread, main
+from dsv4nb.bench import Report, Spread, main
 
 TOY = Path(dsv4nb.__file__).parent / "toy" / "model"
 
@@ -31,24 +31,37 @@ def test_a_folder_without_a_model_is_one_line(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.skipif(not (TOY / "config.json").is_file(), reason="the bundled model is not built")
 class TestToy:
-    def test_a_table_for_people(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["decode", "--new", "4", "--runs", "1"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split("  ")[0] for line in lines] == [
-            "model",
-            "asked",
-            "import",
-            "load",
-            "first token",
-            "decode",
-            "peak memory",
-            "threads",
-            "torch",
-        ]
-
     def test_numbers_for_programs(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["decode", "--model", str(TOY), "--new", "4", "--runs", "2", "--prompt-tokens", "7", "--json"]) == 0
+        assert main(["decode", "--new", "4", "--runs", "2", "--prompt-tokens", "7", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert (told["prompt_tokens"], told["new_tokens"], told["runs"]) == (7, 4, 2)
+        assert (told["model"], told["prompt_tokens"], told["new_tokens"], told["runs"]) == ("toy", 7, 4, 2)
         assert 0 < told["first_token_s"]["low"] <= told["first_token_s"]["median"] <= told["first_token_s"]["high"]
         assert told["decode_tok_s"]["median"] > 0 and told["peak_rss_mb"] > 50 and 0 < told["import_s"] < 5
+
+
+def test_a_table_for_people() -> None:
+    report = Report(
+        model="toy",
+        device="CPU",
+        prompt_tokens=100,
+        new_tokens=64,
+        runs=3,
+        import_s=0.05,
+        load_s=1.7,
+        first_token_s=Spread.of([0.1, 0.2]),
+        decode_tok_s=Spread.of([50.0, 60.0]),
+        peak_rss_mb=None,
+        threads=1,
+        torch="2.13.0",
+    )
+    assert str(report).splitlines() == [
+        "model         toy on CPU",
+        "asked         100 prompt tokens, 64 tokens, 3 runs",
+        "import        0.050 s",
+        "load          1.70 s",
+        "first token   0.15 (0.1 to 0.2) s",
+        "decode        55 (50 to 60) tok/s",
+        "peak memory   unknown",
+        "threads       1",
+        "torch         2.13.0",
+    ]

@@ -86,3 +86,5 @@ def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     text = printed(notebook)
     for part in EXPECTED[path.stem]:
         assert part in text
+    drawn = re.findall(r"^seed (\d): (.*)$", text, re.MULTILINE)
+    assert len(set(drawn)) == len({seed for seed, _ in drawn}), "one seed, one reply"
