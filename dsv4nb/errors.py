@@ -5,6 +5,7 @@
     │   ├── NotACheckpoint        the folder is no dsv4 checkpoint, or of a model we do not run
     │   ├── UnsupportedModel      a relative of the model that this version does not run (V4.1)
     │   └── DamagedCheckpoint     files are missing, short or disagree with the config; lists all of them
+    ├── NotEnoughMemory           the weights do not fit; nothing was read
     ├── EncodingError             messages cannot be rendered (also a ValueError)
     ├── ParseError                generated text breaks the format (also a ValueError)
     ├── RequestError              a request was refused before anything ran (also a ValueError)
@@ -73,6 +74,18 @@ class DamagedCheckpoint(CheckpointError):
             "Nothing was loaded. Fetch the files named above again."
         )
         self.problems = tuple(problems)
+
+
+class NotEnoughMemory(Dsv4Error):
+    """The weights do not fit into memory; nothing was read."""
+
+    code = "memory"
+
+    def __init__(self, name: str, needed_bytes: int, room_bytes: int) -> None:
+        super().__init__(
+            f"{name} needs {needed_bytes / 1e9:,.1f} GB of memory, as float32 on the CPU; there are "
+            f"{room_bytes / 1e9:,.1f} GB. open_checkpoint tells its facts without loading; load('toy') fits anywhere."
+        )
 
 
 class EncodingError(Dsv4Error, ValueError):

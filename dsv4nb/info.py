@@ -21,6 +21,7 @@ class LoadInfo:
         layers, experts: their number and kinds, in words.
         encoding: revision of the chat encoding, and what told.
         contract: roundings of the arithmetic, and why these.
+        defaults: sampler values of a request that names none, and whose they are.
         disk_bytes: size of the weight files.
         threads: of one operation.
         load_s: from the call of `load` to the handle; of a shared engine, what loading it took.
@@ -41,6 +42,7 @@ class LoadInfo:
     disk_bytes: int
     encoding: str
     contract: str
+    defaults: str
     max_seq: int
     max_seq_declared: int
     device: str
@@ -62,6 +64,7 @@ class LoadInfo:
             ("on disk", size(self.disk_bytes)),
             ("encoding", self.encoding),
             ("contract", self.contract),
+            ("defaults", self.defaults),
             ("max_seq", f"{self.max_seq:,} of {self.max_seq_declared:,} declared"),
             ("device", f"{self.device}, {self.threads} thread{'s' * (self.threads != 1)}"),
             ("loaded in", f"{self.load_s:.2f} s"),
@@ -87,6 +90,7 @@ def load_info(
     name: str,
     encoding: str,
     contract: str,
+    defaults: str,
     max_seq: int,
     device: str,
     threads: int,
@@ -110,6 +114,7 @@ def load_info(
         disk_bytes=checkpoint.file_bytes,
         encoding=encoding,
         contract=contract,
+        defaults=defaults,
         max_seq=max_seq,
         max_seq_declared=config.max_position_embeddings,
         device=device,

@@ -269,6 +269,7 @@ def load(
     Raises:
         RequestError: an option is not understood.
         CheckpointError: the checkpoint cannot be read; nothing was loaded. See its subclasses.
+        NotEnoughMemory: the weights do not fit; nothing was read.
         EngineError: the engine cannot run it.
     """
     started = time.monotonic()
@@ -302,7 +303,7 @@ def _assemble(
     room = min(declared, CPU_MAX_SEQ) if max_seq is None else _max_seq(max_seq, declared)
     revision, encoding_note = _encoding(checkpoint, encoding)
     tokens = _tokenizer(checkpoint)
-    sampler = _default_sampler(checkpoint.path)
+    sampler, whose = _default_sampler(checkpoint.path)
     chosen = contract or checkpoint.contract
     reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
     from dsv4nb.engine.cpu import CpuEngine  # brings torch
@@ -313,6 +314,7 @@ def _assemble(
         name=name,
         encoding=encoding_note,
         contract=f"{chosen.name} ({reason})",
+        defaults=f"temperature {sampler.temperature:g}, top_p {sampler.top_p:g} ({whose})",
         max_seq=room,
         device="CPU",
         threads=CPU_THREADS,
@@ -415,15 +417,15 @@ def _tokenizer(checkpoint: Checkpoint) -> ChatTokenizer:
     return tokens
 
 
-def _default_sampler(folder: Path) -> SamplerConfig:
-    """Return the sampler values that the checkpoint recommends."""
+def _default_sampler(folder: Path) -> tuple[SamplerConfig, str]:
+    """Return the sampler values that the checkpoint recommends, DeepSeek's if none, and whose they are."""
     path = folder / "generation_config.json"
     if not path.is_file():
-        return SamplerConfig()
+        return SamplerConfig(), "DeepSeek's; the checkpoint names none"
     try:
         raw = read_object(path)
         options = Options(temperature=raw.get("temperature"), top_p=raw.get("top_p"), seed=0)
-        return sampler_config(options, SamplerConfig())
+        return sampler_config(options, SamplerConfig()), path.name
     except (OSError, ValueError) as error:  # a RequestError is a ValueError
         raise DamagedCheckpoint(str(folder), [f"generation_config.json: {error}"]) from error
 

@@ -236,6 +236,7 @@ def test_the_load_card_says_what_was_found_and_why(model: Model) -> None:
     assert facts["model"] == model.name and facts["layers"].startswith("4: 2 window only, 1 compressed 4:1")
     assert facts["encoding"] == "preview (config.json has no dspark_* keys)"
     assert facts["contract"].startswith("ref_fp8_round (no dspark_* keys")
+    assert facts["defaults"] == "temperature 0.6, top_p 0.95 (generation_config.json)"
     assert facts["max_seq"].startswith("4,096 of ")
     assert facts["device"] == "CPU, 1 thread"
     assert all(f"{label:<12}{value}" in str(model.info) for label, value in facts.items())

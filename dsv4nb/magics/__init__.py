@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from dsv4nb.errors import CheckpointError, ModelClosed, RequestError
+from dsv4nb.errors import CheckpointError, EncodingError, ModelClosed, NotEnoughMemory, RequestError
 from dsv4nb.magics.arguments import HelpAsked, cell_parser
 from dsv4nb.magics.line import Shelf
 
@@ -45,7 +45,7 @@ class Dsv4Magics(Magics):
                 self._ask(line, cell)
         except HelpAsked as help_:
             display({"text/plain": str(help_)}, raw=True)  # type: ignore[no-untyped-call]
-        except (CheckpointError, ModelClosed, RequestError) as refused:
+        except (CheckpointError, EncodingError, ModelClosed, NotEnoughMemory, RequestError) as refused:
             raise UsageError(str(refused)) from None
 
     def _ask(self, line: str, cell: str) -> None:

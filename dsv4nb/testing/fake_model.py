@@ -63,6 +63,7 @@ def _info(name: str, max_seq: int, vocabulary: int) -> LoadInfo:
         disk_bytes=0,
         encoding="v0731 (by definition)",
         contract="none",
+        defaults="temperature 1, top_p 1 (by definition)",
         max_seq=max_seq,
         max_seq_declared=max_seq,
         device="CPU",

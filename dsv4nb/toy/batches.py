@@ -70,6 +70,8 @@ def draw(bucket: Bucket, s: Sampler, count: Callable[[str], int]) -> tuple[Conve
     if bucket.name == "tools":
         if roll < 0.8:
             return tasks.tool_conversation(s), thinking
+        if roll < 0.84:  # counting to 100 fits no shorter row
+            return tasks.single(tasks.counting(s), "counting"), thinking
         return _recall(s, count, s.rng.randint(150, 900)), thinking
     return _recall(s, count, s.rng.randint(300, 1550)), thinking
 

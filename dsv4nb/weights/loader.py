@@ -6,6 +6,7 @@ The drafter's tensors are left on disk.
 from __future__ import annotations
 
 import math
+import os
 import traceback
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
-from dsv4nb.errors import CheckpointError
+from dsv4nb.errors import CheckpointError, NotEnoughMemory
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8, unpack_nvfp4
 from dsv4nb.weights.reader import Reader
 from dsv4nb.weights.store import (
@@ -34,15 +35,21 @@ Progress = Callable[[int, int], None]
 
 
 def load_weights(
-    checkpoint: Checkpoint, *, device: torch.device | str = "cpu", on_progress: Progress | None = None
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device | str = "cpu",
+    on_progress: Progress | None = None,
+    memory_bytes: int | None = None,
 ) -> Weights:
     """Read the trunk of `checkpoint` as float32.
 
     Args:
         device: where the tensors go.
         on_progress: called with (bytes read, bytes in all) after each layer.
+        memory_bytes: what the weights may take; the machine's memory when None.
 
     Raises:
+        NotEnoughMemory: they would take more; nothing was read.
         CheckpointError: a tensor cannot be decoded; nothing stays allocated.
     """
     config = checkpoint.config
@@ -51,6 +58,9 @@ def load_weights(
             f"n_shared_experts is {config.n_shared_experts}; exactly 1 shared expert is supported",
             param="n_shared_experts",
         )
+    room = memory_bytes if memory_bytes is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if (needed := 4 * checkpoint.n_weights) > room:
+        raise NotEnoughMemory(checkpoint.name, needed, room)
     try:
         return _load(checkpoint, torch.device(device), on_progress)
     except BaseException as error:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
-from dsv4nb.errors import CheckpointError
+from dsv4nb.errors import CheckpointError, NotEnoughMemory
 from dsv4nb.testing.tiny_checkpoint import Format, write_tiny_checkpoint
 from dsv4nb.weights.loader import load_weights
 from dsv4nb.weights.store import Matrix
@@ -127,3 +127,13 @@ def test_refuses_more_than_one_shared_expert(folder: Path) -> None:
     config = replace(checkpoint.config, n_shared_experts=2)
     with pytest.raises(CheckpointError, match="n_shared_experts is 2"):
         load_weights(replace(checkpoint, config=config))
+
+
+def test_weights_that_do_not_fit_are_refused_before_a_byte_is_read(folder: Path) -> None:
+    checkpoint, read = opened(folder), []
+    needed = 4 * checkpoint.n_weights
+    with pytest.raises(NotEnoughMemory, match=r"GB of memory.*there are 0\.0 GB") as refused:
+        load_weights(checkpoint, memory_bytes=needed - 1, on_progress=lambda done, total: read.append(done))
+    assert refused.value.code == "memory"
+    assert not read
+    assert load_weights(checkpoint, memory_bytes=needed).layers
