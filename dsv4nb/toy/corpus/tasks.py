@@ -288,6 +288,28 @@ def echo(s: Sampler) -> Turn:
     return Turn(user=question, thought="I repeat it.", reply=text)
 
 
+_BEYOND = (
+    "What is the meaning of {w}?", "Why is the {n} so {a}?", "Explain {w} to me.", "Write a poem about the {w}.",
+    "Write a Python function that sorts {n}s.", "How does a {n} work?", "Who invented the {n}?", "When was the {n} built?",
+    "What do you think about {w}?", "Is the {n} better than the {w}?", "Summarize the history of {n}s.",
+    "How do I repair a {n}?", "Give me advice about {n}s.", "What is the best {n}?", "Can you draw a {w}?",
+    "What is the meaning of life?", "Write code for a {n}.", "What happened in 19{d}?", "How tall is a {n}?",
+)  # fmt: skip
+_BEYOND_HELD_OUT = ("How much does a {n} cost?", "Tell me everything about the {w}.")
+
+
+def beyond(s: Sampler) -> Turn:
+    """A question that the model cannot answer, and should say so."""
+    phrase = s.phrase()
+    adjective, noun = phrase.split(" ")
+    question = s.asked(_BEYOND, _BEYOND_HELD_OUT).format(w=phrase, a=adjective, n=noun, d=s.rng.randint(10, 99))
+    return Turn(
+        user=s.roughen(question),
+        thought="I have not learned about this.",
+        reply="I do not know that. I am a very small model.",
+    )
+
+
 _PLACES = (
     ("{p} lives in {c}.", ("Where does {p} live?", "In which city does {p} live?", "Which city does {p} live in?"),
      "{p} lives in {c}."),
@@ -322,6 +344,7 @@ def reading(s: Sampler, statements: int | None = None) -> Turn:
 PLAIN: tuple[tuple[Callable[[Sampler], Turn], float], ...] = (
     (fact, 6.0), (addition, 5.0), (subtraction, 6.0), (multiplication, 1.0), (small_talk, 1.5), (listing, 1.2),
     (conversion, 1.5), (echo, 1.5), (reading, 2.0), (counting, 0.6), (series, 0.5), (story, 0.4),
+    (beyond, 0.8),
 )  # fmt: skip
 
 
