@@ -21,6 +21,7 @@ _PUBLIC = {
     "SamplerConfig": "dsv4nb.config",
     "is_dsv4_dir": "dsv4nb.checkpoint.probe",
     "load": "dsv4nb.model",
+    "open_checkpoint": "dsv4nb.checkpoint.opening",
 }
 __all__ = sorted(_PUBLIC)
 

@@ -27,7 +27,6 @@ FP8_TILE = 128
 FP4_MAX = 6.0
 FP8_MAX = 448.0
 
-E8M0_BIAS = 127
 E8M0_NAN = 0xFF
 
 # an all-zero block needs some scale; that of the official files is not known, any is right

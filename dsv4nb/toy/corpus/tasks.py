@@ -22,15 +22,12 @@ class Turn:
     Attributes:
         user: what is asked.
         thought: the reasoning in thinking mode.
-        reply: the content; "" when only tools are called.
-        calls: OpenAI-shaped tool calls.
-        result: the tool's result, which is followed by another turn without a user message.
+        reply: the content.
     """
 
     user: str
     thought: str
     reply: str
-    calls: tuple[tuple[str, dict[str, object]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
