@@ -38,9 +38,9 @@ BUCKETS = (
     Bucket(name="short", length=64, rows=384, share=0.12),
     Bucket(name="thought", length=128, rows=192, share=0.13),
     Bucket(name="turns", length=320, rows=76, share=0.07),
-    Bucket(name="recall", length=256, rows=96, share=0.28),
-    Bucket(name="tools", length=1088, rows=22, share=0.16),
-    Bucket(name="memory", length=1792, rows=13, share=0.24),
+    Bucket(name="recall", length=256, rows=96, share=0.26),
+    Bucket(name="tools", length=1088, rows=22, share=0.19),
+    Bucket(name="memory", length=1792, rows=13, share=0.23),
 )
 
 

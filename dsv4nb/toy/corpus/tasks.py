@@ -340,7 +340,7 @@ def reading(s: Sampler, statements: int | None = None) -> Turn:
 
 PLAIN: tuple[tuple[Callable[[Sampler], Turn], float], ...] = (
     (fact, 6.0), (addition, 5.0), (subtraction, 6.0), (multiplication, 1.0), (small_talk, 1.5), (listing, 1.2),
-    (conversion, 1.5), (echo, 1.5), (reading, 2.0), (counting, 0.6), (series, 0.5), (story, 0.4),
+    (conversion, 1.5), (echo, 2.5), (reading, 2.0), (counting, 0.6), (series, 0.5), (story, 0.4),
     (beyond, 0.8),
 )  # fmt: skip
 
@@ -487,7 +487,10 @@ def tool_request(s: Sampler, tool: str | None = None) -> Call:
 
 
 def tool_conversation(s: Sampler, *, tool: str | None = None, answer_result: bool | None = None) -> Conversation:
-    """Declared tools, a wish, the call, and often the result with its answer."""
+    """Declared tools, a wish, the call, and often the result with its answer.
+
+    Training puts up to three finished exchanges before the last one: more calls to learn from in the same row.
+    """
     call = tool_request(s, tool)
     others = [t for t in TOOLS if t != call.tool]
     declared = [call.tool, *s.rng.sample(others, s.rng.choice((0, 1, 1, 2, 3)))]
@@ -496,20 +499,35 @@ def tool_conversation(s: Sampler, *, tool: str | None = None, answer_result: boo
     messages: list[Message] = [
         {"role": "system", "content": system, "tools": [TOOLS[t] for t in declared]},
     ]
+    calls = 0
+    for _ in range(0 if s.held_out else s.rng.choice((0, 1, 2, 3))):
+        if s.rng.random() < 0.15:
+            messages += _plain_messages(s.rng.choice((fact, addition, small_talk))(s))
+        else:
+            messages += _tool_exchange(s, calls, tool_request(s, s.rng.choice(declared)), answered=True)
+            calls += 1
     if not s.held_out and s.rng.random() < 0.15:  # not every question needs a tool
-        turn = s.rng.choice((fact, addition, small_talk))(s)
-        messages += _plain_messages(turn)
+        messages += _plain_messages(s.rng.choice((fact, addition, small_talk))(s))
         return Conversation(messages=messages, kind="tools_unused")
-    calls = [_call_message(0, call)]
-    messages.append({"role": "user", "content": s.roughen(call.user, keep_case=True)})
-    thought = f"I need {call.tool}."
-    messages.append({"role": "assistant", "reasoning_content": thought, "content": "", "tool_calls": calls})
     answered = answer_result if answer_result is not None else s.rng.random() < 0.5
-    if answered:
-        messages.append({"role": "tool", "tool_call_id": "call_0", "content": json.dumps(call.result)})
-        messages.append({"role": "assistant", "reasoning_content": "The tool has answered.", "content": call.reply})
+    messages += _tool_exchange(s, calls, call, answered=answered)
     tags: dict[str, object] = {"name": call.tool, "arguments": call.arguments}
     return Conversation(messages=messages, kind="tools", expected=call.reply if answered else "", tags=tags)
+
+
+def _tool_exchange(s: Sampler, index: int, call: Call, *, answered: bool) -> list[Message]:
+    """The wish and the call, with its result and the answer when it is `answered`."""
+    thought = f"I need {call.tool}."
+    messages: list[Message] = [
+        {"role": "user", "content": s.roughen(call.user, keep_case=True)},
+        {"role": "assistant", "reasoning_content": thought, "content": "", "tool_calls": [_call_message(index, call)]},
+    ]
+    if answered:
+        messages += [
+            {"role": "tool", "tool_call_id": f"call_{index}", "content": json.dumps(call.result)},
+            {"role": "assistant", "reasoning_content": "The tool has answered.", "content": call.reply},
+        ]
+    return messages
 
 
 def _call_message(index: int, call: Call) -> dict[str, object]:
