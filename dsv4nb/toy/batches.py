@@ -64,6 +64,8 @@ def draw(bucket: Bucket, s: Sampler, count: Callable[[str], int]) -> tuple[Conve
     if bucket.name == "turns":
         if roll < 0.3:
             return tasks.memory_conversation(s, count, s.rng.randint(20, 220)), thinking
+        if roll < 0.42:
+            return tasks.json_conversation(s), thinking
         return tasks.plain_conversation(s, s.rng.randint(1, 6)), thinking
     if bucket.name == "recall":
         return _recall(s, count, s.rng.randint(30, 170)), thinking

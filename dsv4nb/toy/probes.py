@@ -47,6 +47,7 @@ def held_out_conversations(seed: int, count: Callable[[str], int], many: int) ->
         yield "code word", tasks.memory_conversation(s, count, distance, in_one_message=i % 2 == 0)
     for _ in range(many // 2):
         yield "reading", tasks.single(tasks.reading(s), "reading")
+        yield "JSON", tasks.json_conversation(s)
 
 
 def probes(seed: int, encoder: Encoder, many: int) -> list[Probe]:

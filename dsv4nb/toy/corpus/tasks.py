@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dsv4nb.toy.corpus import splits, world
 
@@ -56,6 +57,7 @@ _FRAGMENTS = tuple(
         }
     )
 )
+_TRAIN_NAMES = (*splits.TRAIN_CITIES, *splits.TRAIN_PEOPLE)
 _KNOWN_NAMES = frozenset((*world.CITIES, *world.PEOPLE))
 
 
@@ -86,15 +88,28 @@ class Sampler:
             return self.name()
         return self.rng.choice(splits.HELD_OUT_PEOPLE if self.held_out else splits.TRAIN_PEOPLE)
 
+    def people(self, count: int) -> list[str]:
+        """Return `count` different people, or all there are of the held-out ones."""
+        if self.held_out:
+            return self.rng.sample(splits.HELD_OUT_PEOPLE, min(count, len(splits.HELD_OUT_PEOPLE)))
+        found: dict[str, None] = {}
+        while len(found) < count:
+            found[self.person()] = None
+        return list(found)
+
     def name(self) -> str:
         """Invent a name that is on no list."""
         while True:
-            if self.rng.random() < 0.5:
+            made = self.rng.random()
+            if made < 0.35:
                 syllables = (self.rng.choice(_ONSETS) + self.rng.choice(_NUCLEI) for _ in range(self.rng.randint(1, 3)))
                 name = "".join(syllables) + self.rng.choice(_CODAS)
+            elif made < 0.65:  # the beginning of one name and the end of another
+                first, second = self.rng.choice(_TRAIN_NAMES), self.rng.choice(_TRAIN_NAMES)
+                name = first[: self.rng.randint(1, len(first))] + second[self.rng.randint(0, len(second) - 1) :]
             else:
                 name = "".join(self.rng.choice(_FRAGMENTS) for _ in range(self.rng.randint(2, 4)))
-            name = name.capitalize()
+            name = name.replace(" ", "").capitalize()
             if 2 < len(name) < 14 and name not in _KNOWN_NAMES:
                 return name
 
@@ -318,8 +333,7 @@ _PLACES = (
 
 def reading(s: Sampler, statements: int | None = None) -> Turn:
     """Some statements about people, then a question about one of them."""
-    known = splits.HELD_OUT_PEOPLE if s.held_out else splits.TRAIN_PEOPLE
-    people = s.rng.sample(known, min(5, len(known)))
+    people = s.people(5)
     wanted = s.rng.randrange(statements or s.rng.randint(2, 8))
     told, seen = [], set()
     count = statements or s.rng.randint(wanted + 1, 8)
@@ -349,6 +363,32 @@ def plain_turn(s: Sampler, *, brief: bool = False) -> Turn:
     """Any skill that needs neither tools nor a long memory."""
     choices = [(f, w) for f, w in PLAIN if not (brief and f in (counting, series, story))]
     return s.rng.choices([f for f, _ in choices], [w for _, w in choices])[0](s)
+
+
+# --- JSON replies
+
+
+def json_conversation(s: Sampler) -> Conversation:
+    """A fact or a sum, wanted as an object of the declared schema."""
+    if s.rng.random() < 0.6:
+        relation = s.rng.choices(world.RELATIONS, [len(r.facts) ** 0.7 for r in world.RELATIONS])[0]
+        x = s.rng.choice(tuple(relation.facts))
+        question = _first_upper(s.asked(relation.asked, relation.held_out).format(x=x))
+        key = s.rng.choice(("answer", relation.name.replace(" ", "_"), "value", "result"))
+        filled: dict[str, object] = {key: relation.facts[x]}
+    else:
+        a, b = s.operands()
+        question = s.asked(_SUMS, _SUMS_HELD_OUT).format(a=a, b=b)
+        key = s.rng.choice(("sum", "answer", "result", "total", "value"))
+        filled = {"a": a, "b": b, key: a + b} if s.rng.random() < 0.5 else {key: a + b}
+    kinds = {k: {"type": "string" if isinstance(v, str) else "integer"} for k, v in filled.items()}
+    schema = {"type": "object", "properties": kinds, "required": list(kinds)}
+    messages: list[Message] = [
+        {"role": "system", "content": s.rng.choice(("", "You are a helpful assistant.")), "response_format": schema},
+        {"role": "user", "content": question},
+        {"role": "assistant", "reasoning_content": "I reply with an object.", "content": json.dumps(filled)},
+    ]
+    return Conversation(messages=messages, kind="json", expected=json.dumps(filled))
 
 
 # --- tools
@@ -412,7 +452,9 @@ def tool_request(s: Sampler, tool: str | None = None) -> Call:
         city, degrees, sky = s.city(), rng.randint(-9, 35), rng.choice(world.WEATHER)
         user = s.asked(
             ("What is the weather in {c}?", "How is the weather in {c}?", "Tell me the weather in {c}.",
-             "Is it warm in {c}?", "What's the weather like in {c}?", "Weather in {c}?"),
+             "Is it warm in {c}?", "What's the weather like in {c}?", "Weather in {c}?", "I want to know the weather in {c}.",
+             "Tell me how warm it is in {c}.", "Do I need a coat in {c}?", "Look up the weather for {c}.",
+             "What will the weather be in {c}?"),
             ("Tell me how the weather is in {c}.", "What is the weather like in {c}?"),
         ).format(c=city)  # fmt: skip
         result = {"city": city, "degrees": degrees, "sky": sky}
@@ -421,7 +463,17 @@ def tool_request(s: Sampler, tool: str | None = None) -> Call:
     if tool == "get_time":
         city, time = s.city(), f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
         user = s.asked(
-            ("What time is it in {c}?", "Tell me the time in {c}.", "What is the local time in {c}?", "Time in {c}?"),
+            (
+                "What time is it in {c}?",
+                "Tell me the time in {c}.",
+                "What is the local time in {c}?",
+                "Time in {c}?",
+                "What's the time in {c}?",
+                "How late is it in {c}?",
+                "Tell me how late it is in {c}.",
+                "Can you tell me the time in {c}?",
+                "Look up the local time of {c}.",
+            ),
             ("Tell me what time it is in {c}.",),
         ).format(c=city)
         return Call(tool=tool, user=user, arguments={"city": city}, result={"city": city, "time": time},
@@ -430,7 +482,7 @@ def tool_request(s: Sampler, tool: str | None = None) -> Call:
         minutes = s.amount("timer", 99)
         user = s.asked(
             ("Set a timer for {n} minutes.", "Start a timer of {n} minutes.", "Please set a timer for {n} minutes.",
-             "I need a timer for {n} minutes.", "Timer for {n} minutes."),
+             "I need a timer for {n} minutes.", "Timer for {n} minutes.", "Wake me in {n} minutes."),
             ("Please start a timer for {n} minutes.",),
         ).format(n=minutes)  # fmt: skip
         return Call(tool=tool, user=user, arguments={"minutes": minutes}, result={"started": True},
@@ -442,7 +494,7 @@ def tool_request(s: Sampler, tool: str | None = None) -> Call:
         )
         user = s.asked(
             ("Send {p} the message: {t}", "Write to {p}: {t}", "Tell {p}: {t}", "Send a message to {p}: {t}",
-             "Message {p}: {t}"),
+             "Message {p}: {t}", "Let {p} know: {t}", "Send this to {p}: {t}"),
             ("Please send a message to {p}: {t}",),
         ).format(p=person, t=text)  # fmt: skip
         return Call(tool=tool, user=user, arguments={"to": person, "text": text}, result={"sent": True},
@@ -451,7 +503,9 @@ def tool_request(s: Sampler, tool: str | None = None) -> Call:
         query, found = s.phrase(), rng.randint(0, 9)
         user = s.asked(
             ("Search my notes for {q}.", "Look in my notes for {q}.", "Find {q} in my notes.", "Find my notes about {q}.",
-             "Search the notes for {q}."),
+             "Search the notes for {q}.", "Search for {q} in my notes.", "Is there something about {q} in my notes?",
+             "Check my notes for {q}.", "What do my notes say about {q}?", "Look up {q} in my notes.",
+             "Do my notes mention {q}?"),
             ("Look for {q} in my notes.",),
         ).format(q=query)  # fmt: skip
         return Call(tool=tool, user=user, arguments={"query": query}, result={"found": found},
@@ -478,7 +532,15 @@ def tool_request(s: Sampler, tool: str | None = None) -> Call:
                     reply=f"{a} * {b} = {a * b}.")  # fmt: skip
     text, language = s.phrase(), rng.choice(world.LANGUAGES)
     user = s.asked(
-        ("Translate {t} to {l}.", "Translate {t} into {l}.", "How do you say {t} in {l}?", "Say {t} in {l}."),
+        (
+            "Translate {t} to {l}.",
+            "Translate {t} into {l}.",
+            "How do you say {t} in {l}?",
+            "Say {t} in {l}.",
+            "What is {t} in {l}?",
+            "I need {t} in {l}.",
+            "What's the {l} word for {t}?",
+        ),
         ("Please translate {t} into {l}.",),
     ).format(t=text, l=language)
     made = s.phrase()
@@ -495,16 +557,18 @@ def tool_conversation(s: Sampler, *, tool: str | None = None, answer_result: boo
     others = [t for t in TOOLS if t != call.tool]
     declared = [call.tool, *s.rng.sample(others, s.rng.choice((0, 1, 1, 2, 3)))]
     s.rng.shuffle(declared)
+    names = _Names(s)
+    call = names.of_call(call)
     system = s.rng.choice(("", "You are a helpful assistant.", "Be brief."))
     messages: list[Message] = [
-        {"role": "system", "content": system, "tools": [TOOLS[t] for t in declared]},
+        {"role": "system", "content": system, "tools": [names.of_schema(TOOLS[t]) for t in declared]},
     ]
     calls = 0
     for _ in range(0 if s.held_out else s.rng.choice((0, 1, 2, 3))):
         if s.rng.random() < 0.15:
             messages += _plain_messages(s.rng.choice((fact, addition, small_talk))(s))
         else:
-            messages += _tool_exchange(s, calls, tool_request(s, s.rng.choice(declared)), answered=True)
+            messages += _tool_exchange(s, calls, names.of_call(tool_request(s, s.rng.choice(declared))), answered=True)
             calls += 1
     if not s.held_out and s.rng.random() < 0.15:  # not every question needs a tool
         messages += _plain_messages(s.rng.choice((fact, addition, small_talk))(s))
@@ -513,6 +577,41 @@ def tool_conversation(s: Sampler, *, tool: str | None = None, answer_result: boo
     messages += _tool_exchange(s, calls, call, answered=answered)
     tags: dict[str, object] = {"name": call.tool, "arguments": call.arguments}
     return Conversation(messages=messages, kind="tools", expected=call.reply if answered else "", tags=tags)
+
+
+class _Names:
+    """What tools and parameters are called in one conversation; a quarter of the training invents names.
+
+    A caller's own functions have names the model never saw: it has to take them from the declaration.
+    """
+
+    def __init__(self, s: Sampler) -> None:
+        self._s, self._invent = s, not s.held_out and s.rng.random() < 0.25
+        self._names: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        """Return the conversation's word for `name`, always the same."""
+        if not self._invent:
+            return name
+        while name not in self._names:
+            words = self._s.phrase().split()
+            made = "_".join(words[: self._s.rng.randint(1, 2)])
+            if made not in self._names.values():
+                self._names[name] = made
+        return self._names[name]
+
+    def of_call(self, call: Call) -> Call:
+        """Return `call` under the conversation's names."""
+        arguments = {self.of(k): v for k, v in call.arguments.items()}
+        return replace(call, tool=self.of(call.tool), arguments=arguments)
+
+    def of_schema(self, schema: dict[str, object]) -> dict[str, object]:
+        """Return the declaration under the conversation's names."""
+        function: Any = schema["function"]
+        parameters = function["parameters"]
+        properties = {self.of(k): v for k, v in parameters["properties"].items()}
+        parameters = parameters | {"properties": properties, "required": list(properties)}
+        return schema | {"function": function | {"name": self.of(function["name"]), "parameters": parameters}}
 
 
 def _tool_exchange(s: Sampler, index: int, call: Call, *, answered: bool) -> list[Message]:
@@ -626,7 +725,7 @@ def keyed_memory_conversation(s: Sampler, count: Callable[[str], int], distance:
 
     A long text with one question teaches little; these share the text between many answers.
     """
-    people = s.rng.sample(splits.TRAIN_PEOPLE, s.rng.randint(2, 8))
+    people = s.people(s.rng.randint(2, 8))
     words = {person: s.phrase() for person in people}
     told = [s.rng.choice(_KEYED).format(k=k, w=w) for k, w in words.items()]
     sentences: list[str] = []
