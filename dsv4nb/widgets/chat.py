@@ -29,7 +29,7 @@ from dsv4nb.widgets import protocol
 _STATIC = Path(__file__).parent / "static"
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
-EXAMPLES = ("What is the capital of France?", "What is 47 + 38?", "Count from 1 to 50.")
+EXAMPLES = ("What is the capital of France?", "What is 47 + 38?", "Count from 1 to 100.")
 KEPT_ANSWERS = 256  # a page repeats a command seconds after it, not hundreds of commands later
 KEPT_OUTPUTS = 8  # outputs whose saved transcript is refreshed; older ones keep what they show
 

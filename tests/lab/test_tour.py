@@ -52,7 +52,7 @@ def test_the_tour_runs_and_its_chat_answers_and_stops(lab: Any) -> None:
     pieces = [piece for piece in page.evaluate("window.pieces") if len(piece) > 0]
     assert len(pieces) > 1, "the answer came in one piece"
 
-    box.fill("Count from 1 to 50.")
+    box.fill("Count from 1 to 100.")
     box.press("Enter")
     page.wait_for_function(
         "n => document.querySelectorAll('.dsv4-answer').length === n"
