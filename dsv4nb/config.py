@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
 
 from dsv4nb.errors import RequestError
+
+PenaltyScope = Literal["all", "generated"]
+Sampler = Literal["gumbel", "inverse_cdf"]
+
+_LARGEST = 1e30  # of a penalty or bias: no count and no logit can make it overflow a float32 row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerConfig:
     """How the next token is chosen; frozen per request and echoed in its result.
+
+    Applied in this order: `logit_bias`, penalties, temperature, `top_k`, `top_p`, `min_p`, the draw. Greedy requests
+    stop after the penalties: the other filters cannot change which token is the best.
 
     Attributes:
         temperature: <= 0 is greedy; ties go to the lowest id.
@@ -18,6 +29,18 @@ class SamplerConfig:
         top_p: keep the shortest prefix with this mass, in (0, 1].
         min_p: drop what is less likely than min_p times the best, in [0, 1).
         seed: key of the position-keyed draw, 0 <= seed < 2**64.
+        repetition_penalty: divides the positive logits of tokens in the window and multiplies the others; 1 = off.
+        frequency_penalty: subtracted once per occurrence in the window; 0 = off, below 0 encourages.
+        presence_penalty: subtracted once from each token in the window; 0 = off, below 0 encourages.
+        penalty_last_n: tokens in the window of all three penalties, the newest ones; 0 = the whole context.
+        penalty_scope: "all" counts the prompt too, "generated" the reply alone.
+        logit_bias: added to logits, by id; -inf bans a token. Given as a mapping or as pairs, kept as pairs by
+            ascending id.
+        sampler: the draw: "gumbel" is the engine's own race, under which drafts agree most; "inverse_cdf" walks the
+            sorted list like memra, which has no min_p. Here it walks what all filters kept, min_p included.
+
+    Raises:
+        RequestError: a value is outside its range; `param` names it.
     """
 
     temperature: float = 1.0
@@ -25,20 +48,78 @@ class SamplerConfig:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 0
+    penalty_scope: PenaltyScope = "all"
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    sampler: Sampler = "gumbel"
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.temperature), "temperature", self.temperature, "a finite number")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(_is_number(value) and math.isfinite(value), name, value, "a finite number")
+        for name in ("top_k", "seed", "penalty_last_n"):
+            value = getattr(self, name)
+            _require(_is_integer(value), name, value, "an integer")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.min_p < 1, "min_p", self.min_p, "in [0, 1)")
         _require(0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2**64)")
+        repetition, limit = self.repetition_penalty, f"above 0, in [{1 / _LARGEST:g}, {_LARGEST:g}]; 1 is off"
+        _require(1 / _LARGEST <= repetition <= _LARGEST, "repetition_penalty", repetition, limit)
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(abs(value) <= _LARGEST, name, value, f"in [-{_LARGEST:g}, {_LARGEST:g}]; 0 is off")
+        _require(self.penalty_last_n >= 0, "penalty_last_n", self.penalty_last_n, "0 (the whole context) or more")
+        _require_one_of("penalty_scope", self.penalty_scope, get_args(PenaltyScope))
+        _require_one_of("sampler", self.sampler, get_args(Sampler))
+        # a mapping belongs to who gave it; nobody holds this config yet
+        object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
 
     @property
     def is_greedy(self) -> bool:
         """Whether the choice is the argmax; below 1e-5 a temperature is not sampled with."""
         return self.temperature < 1e-5 or self.top_k == 1
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what was said before changes a logit; the window and the scope alone do not."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
-def _require(holds: bool, param: str, value: object, limit: str) -> None:
+
+def _require_one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    _require(value in choices, name, value, " or ".join(map(repr, choices)))
+
+
+def _pairs(given: Any) -> tuple[tuple[int, float], ...]:
+    """The biases as pairs by ascending id."""
+    try:
+        items = [(token, bias) for token, bias in (given.items() if isinstance(given, Mapping) else given)]
+    except (TypeError, ValueError):
+        limit = "a mapping of ids to biases, or pairs of them"
+        raise RequestError(f"logit_bias is {given!r}; it must be {limit}", param="logit_bias") from None
+    pairs: dict[int, float] = {}
+    for token, bias in items:
+        is_id = _is_integer(token) and token >= 0
+        _require(is_id, "an id of logit_bias", token, "an integer, 0 or more", param="logit_bias")
+        _require(token not in pairs, "an id of logit_bias", token, "given once", param="logit_bias")
+        is_bias = _is_number(bias) and (abs(bias) <= _LARGEST or bias == -math.inf)
+        limit = f"a number in [-{_LARGEST:g}, {_LARGEST:g}], or -inf to ban the token"
+        _require(is_bias, f"logit_bias[{token}]", bias, limit, param="logit_bias")
+        pairs[int(token)] = float(bias)
+    return tuple(sorted(pairs.items()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _require(holds: bool, name: str, value: object, limit: str, *, param: str | None = None) -> None:
     if not holds:
-        raise RequestError(f"{param} is {value!r}; it must be {limit}", param=param)
+        raise RequestError(f"{name} is {value!r}; it must be {limit}", param=param or name)

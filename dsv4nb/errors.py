@@ -10,10 +10,14 @@
     ├── ParseError                generated text breaks the format (also a ValueError)
     ├── RequestError              a request was refused before anything ran (also a ValueError)
     │   ├── PromptEmpty
-    │   └── PromptTooLong
+    │   ├── PromptTooLong
+    │   └── PromptOverCeiling
     ├── ChatBusy                  a turn of the chat is still running
     ├── ModelClosed               the handle was closed
+    ├── ReplayMismatch            a replay differs from its recipe, or cannot be one
     └── EngineError               the engine failed while running a request
+        ├── Overloaded            memory ran out; the same request can succeed later
+        └── EngineDead            the device is lost until the model is loaded again
 
 A message names the thing, the value met, the limit and the way out.
 """
@@ -136,6 +140,18 @@ class PromptTooLong(RequestError):
         )
 
 
+class PromptOverCeiling(RequestError):
+    """The prompt is longer than the request itself allows."""
+
+    code = "context_length"
+
+    def __init__(self, n_prompt: int, most: int) -> None:
+        super().__init__(
+            f"prompt has {n_prompt} tokens; max_prompt_tokens allows {most}. Shorten it or raise max_prompt_tokens.",
+            param="messages",
+        )
+
+
 class ChatBusy(Dsv4Error):
     """A turn of the chat is still running."""
 
@@ -159,3 +175,22 @@ class EngineError(Dsv4Error):
     """The engine failed while it ran a request."""
 
     code = "engine"
+
+
+class Overloaded(EngineError):
+    """Memory ran out while a request ran; what it held was freed."""
+
+    code = "overloaded"
+    retryable = True
+
+
+class EngineDead(EngineError):
+    """The device no longer answers; every later request fails the same way until the model is loaded again."""
+
+    code = "engine_dead"
+
+
+class ReplayMismatch(Dsv4Error):
+    """A replay is not what its recipe says: another model, or other ids."""
+
+    code = "replay_mismatch"

@@ -9,6 +9,24 @@ from dsv4nb.config import SamplerConfig
 
 Channel = Literal["content", "reasoning", "tool", "hidden"]
 StopReason = Literal["stop", "length", "tool_calls", "cancelled"]
+Route = Literal["plain_greedy", "plain_sampled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """How likely a token was, by the network's own distribution: log-softmax of the raw row, before any setting.
+
+    Attributes:
+        id: the token it is about.
+        logprob: natural logarithm, at most 0.
+        rank: 1 for the most likely; of equals the lowest id comes first.
+        top: (id, logprob) of the most likely tokens, best first, as many as were asked for.
+    """
+
+    id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +48,15 @@ class Token:
 
     `text` may be empty while a character is unfinished. Joined per channel the texts equal the
     result's `text` and `reasoning`; joined over all channels its `raw_text`.
+
+    Attributes:
+        logprob: when the request asked for it and `id` is not None.
     """
 
     id: int | None
     text: str
     channel: Channel
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +64,56 @@ class Reasoning:
     """The reasoning span is complete; repeats nothing as a delta."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call is complete; repeats nothing as a delta.
+
+    Attributes:
+        id: unique in its conversation; the tool's result names it.
+        arguments: a JSON object, in the order and spelling that the model wrote.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """A call was answered; the model reads `content` next.
+
+    Attributes:
+        id: of the call.
+        error: why it failed or was declined, "" when it did not; `content` tells the model so.
+    """
+
+    id: str
+    name: str
+    content: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """When what happened, of this request alone; None for what did not happen.
+
+    Attributes:
+        queue_s: from the end of the checks to the start of the run.
+        prepare_s: checks, rendering and tokenizing.
+        prefill_s: the prompt's forward.
+        first_token_s: from the call to the first token, waiting in the queue included.
+        decode_s: from the first token to the end.
+        marks: (label, seconds since the call), in the order in which they happened.
+    """
+
+    queue_s: float
+    prepare_s: float
+    prefill_s: float | None = None
+    first_token_s: float | None = None
+    decode_s: float | None = None
+    marks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +129,7 @@ class Done:
 
     Attributes:
         elapsed_s: render, prefill and decode of this request; waiting in the queue is `queue_s`.
+        route: how tokens were chosen.
     """
 
     stop_reason: StopReason
@@ -66,6 +139,8 @@ class Done:
     queue_s: float
     elapsed_s: float
     config: SamplerConfig
+    route: Route
+    timings: Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +153,37 @@ class Failed:
     retryable: bool
 
 
-Event = PromptUsage | Token | Reasoning | TokenSnapshot | Done | Failed
+Event = PromptUsage | Token | Reasoning | ToolCall | ToolResult | TokenSnapshot | Done | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that the ids of a reply depend on, JSON-able with `dataclasses.asdict`.
+
+    Attributes:
+        version: of dsv4nb.
+        model: name of the checkpoint, `weights` the fingerprint of its files, `arithmetic` its numeric contract.
+        prompt: the ids that the model read.
+        max_new: tokens the reply may have, the room considered.
+        eos: ids that end the reply.
+        constraint: what the grammar was made of, None without one.
+        ids_sha256: of the reply's ids, as decimal numbers with commas between them.
+    """
+
+    version: str
+    model: str
+    weights: str
+    arithmetic: str
+    encoding: str
+    prompt: tuple[int, ...]
+    max_new: int
+    config: SamplerConfig
+    is_thinking: bool
+    has_tools: bool
+    stops: tuple[str, ...]
+    eos: tuple[int, ...]
+    constraint: str | None
+    ids_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +196,12 @@ class Generation:
         raw_text: every token's text, control tokens included, as the model wrote it.
         ids: the new token ids, without the one that ended the run.
         all_ids: prompt and new ids.
+        tool_calls: the calls that the reply asks for.
+        problems: where the reply departs from the format, by the names of encoding.md 9; () when it does not.
+        logprobs: one per id of `ids`, when the request asked for them.
+        recipe: what replays the reply, see `Model.replay`.
+        messages: the conversation with this reply at its end; () for a prompt given as ids.
+        steps: every run of a turn that called Python functions, this one the last; () for a single run.
     """
 
     text: str
@@ -99,12 +210,27 @@ class Generation:
     ids: tuple[int, ...]
     all_ids: tuple[int, ...]
     done: Done
+    tool_calls: tuple[ToolCall, ...] = ()
+    problems: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
+    recipe: Recipe = field(repr=False)
     messages: tuple[dict[str, object], ...] = field(default=(), repr=False)
+    steps: tuple[Generation, ...] = field(default=(), repr=False)
 
     @property
     def stop_reason(self) -> StopReason:
         """Why it ended: stop, length, tool_calls or cancelled."""
         return self.done.stop_reason
+
+    @property
+    def config(self) -> SamplerConfig:
+        """The sampler values it was made with, the drawn seed among them."""
+        return self.done.config
+
+    @property
+    def timings(self) -> Timings:
+        """When what happened."""
+        return self.done.timings
 
     def __str__(self) -> str:
         return self.text

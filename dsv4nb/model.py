@@ -8,9 +8,11 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsv4nb.checkpoint.identity import fingerprint_of
 from dsv4nb.checkpoint.jsonfile import read_object
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.checkpoint.revision import OVERRIDE
@@ -20,24 +22,28 @@ from dsv4nb.encoding.constants import EFFORTS, Revision
 from dsv4nb.encoding.tokens import ChatTokenizer
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, ModelClosed, RequestError
-from dsv4nb.events import Event, Generation, Token
+from dsv4nb.events import Event, Generation, Recipe, Timings, Token
 from dsv4nb.info import LoadInfo, load_info
 from dsv4nb.session.chat import Chat
-from dsv4nb.session.journal import OnEnd
+from dsv4nb.session.journal import Journal, OnEnd
 from dsv4nb.session.limits import SLACK
+from dsv4nb.session.loop import MAX_ROUNDS, Approve, Loop, Rules
+from dsv4nb.session.recipe import check, request_of
 from dsv4nb.session.request import (
     ChatTokens,
     Limits,
     Options,
     Request,
+    Tool,
     conversation,
     override,
     prepare,
     refuse_unknown,
     sampler_config,
     segments_of,
+    toolset,
 )
-from dsv4nb.session.server import Server
+from dsv4nb.session.server import Server, Waiting
 from dsv4nb.stream.iterate import aiterate, iterate
 from dsv4nb.stream.ticket import Ticket
 
@@ -105,12 +111,25 @@ class Model:
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
+        sampler: str | None = None,
+        repetition_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        penalty_last_n: int | None = None,
+        penalty_scope: str | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
         thinking: bool = False,
         effort: str | None = None,
         system: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        regex: str | None = None,
         stop: str | Sequence[str] = (),
-        on_token: Callable[[Token], None] | None = None,
+        stop_token_ids: Sequence[int] = (),
+        max_prompt_tokens: int | None = None,
+        on_token: Callable[[Token], object] | None = None,
         trust_text: bool = False,
         **unknown: object,
     ) -> Generation:
@@ -118,12 +137,26 @@ class Model:
 
         Args:
             prompt: one user message; or `messages`, or `prompt_ids` as they are, exactly one of the three.
-            max_new: tokens at most; what is left of the room when None, at most 1024.
-            temperature, top_p: the checkpoint's own when None.
-            seed: drawn when None; `result.done.config` tells it.
+            max_new: tokens at most; all that is left of the room when None.
+            temperature, top_p: the checkpoint's own when None; a temperature of 0 or a top_k of 1 is greedy.
+            top_k, min_p: 0 is off.
+            seed: drawn when None; `result.config` tells it.
+            sampler: gumbel or inverse_cdf, two draws of the same distribution.
+            repetition_penalty, frequency_penalty, presence_penalty: 1, 0 and 0 are off.
+            penalty_last_n: tokens that the penalties look back on; 0 is the whole context.
+            penalty_scope: all counts the prompt too, generated does not.
+            logit_bias: id -> what is added to its logit; -inf bans it.
+            logprobs: report each token's log-probability and this many alternatives, 0 to 20.
             effort: how long to think: none, low, medium, high, max.
+            tools: declarations, or Python functions; `chat` calls them, `generate` returns the calls.
+            tool_choice: auto, none, required, or {"type": "function", "function": {"name": ...}}.
+            response_format: {"type": "json_schema", "json_schema": {"schema": ...}} and the like; it is kept to.
+            regex: what the content matches as a whole.
             stop: strings that end the content and are not part of it.
-            on_token: called with every token on this thread; if it raises, the run is stopped.
+            stop_token_ids: ids that end the reply like its own end token.
+            max_prompt_tokens: refuse a longer prompt.
+            on_token: called with every token on this thread, before the next one is made; False stops the run, and so
+                does an error.
             trust_text: let text of messages become control tokens.
 
         Raises:
@@ -131,28 +164,16 @@ class Model:
             ModelClosed: after `close`.
             EngineError: the run failed.
         """
+        given = {name: value for name, value in locals().items() if name in _NAMES and name != "prompt"}
         refuse_unknown(unknown, [*_NAMES, "on_token"], "generate()")
-        ticket = self.submit(
-            prompt,
-            messages=messages,
-            prompt_ids=prompt_ids,
-            max_new=max_new,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            thinking=thinking,
-            effort=effort,
-            system=system,
-            tools=tools,
-            stop=stop,
-            trust_text=trust_text,
-        )
+        request = self._prepare("generate()", prompt, given)
+        ticket = self.start(request, in_step=on_token is not None)
         if on_token is not None:
-            for event in iterate(ticket):
-                if isinstance(event, Token):
-                    on_token(event)
+            for n, event in enumerate(iterate(ticket), 1):
+                if isinstance(event, Token) and on_token(event) is False:
+                    ticket.cancel()
+                    break
+                ticket.taken(n)
         return ticket.result()
 
     def stream(self, prompt: str | None = None, **options: Any) -> Iterator[Event]:
@@ -175,25 +196,62 @@ class Model:
         """Put a request in the queue and return at once; options as of `generate`, without `on_token`."""
         return self._submit("submit()", prompt, options)
 
-    def chat(self, **options: Any) -> Chat:
+    def chat(self, *, approve: Approve | None = None, max_rounds: int = MAX_ROUNDS, **options: Any) -> Chat:
         """Start a conversation; displaying it shows a panel.
 
+        Tools that are Python functions are called, and the model goes on with their results.
+
         Args:
+            approve: asked before each call, with its `ToolCall`: True runs it, False declines it, a mapping runs it
+                with these arguments instead. None runs every call.
+            max_rounds: runs with calls in one turn at most.
             options: of every turn, as of `generate`: thinking, system, tools, temperature, …
         """
         self._require_open()
+        if approve is not None and not callable(approve):
+            raise RequestError(f"approve is {approve!r}; it must be a function of a call", param="approve")
+        if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
+            raise RequestError(f"max_rounds is {max_rounds!r}; it must be an integer of at least 1", param="max_rounds")
         chosen = override(Options(), options, "chat()")
         sampler_config(chosen, self.limits.sampler)
-        return Chat(self._start_chat, name=self.name, options=chosen, show=_show)
+        toolset(chosen)  # a tool that is none is refused here, not at the first turn
+        start = partial(self._start_chat, approve=approve, max_rounds=max_rounds)
+        return Chat(start, name=self.name, options=chosen, show=_show)
 
     def prepare(self, prompt: str | None = None, **options: Any) -> Request:
         """Check a request as `submit` does, and run nothing."""
         return self._prepare("prepare()", prompt, options)
 
-    def start(self, request: Request, on_end: OnEnd | None = None) -> Ticket:
-        """Put a checked request in the queue."""
+    def start(self, request: Request, on_end: OnEnd | None = None, *, in_step: bool = False) -> Ticket:
+        """Put a checked request in the queue.
+
+        Args:
+            in_step: wait after every round until `Ticket.taken` says that its events were dealt with.
+        """
         self._require_open()
-        return Ticket(self._parts.server.submit(request, on_end), owner=self)
+        server = self._parts.server
+        journal = server.submit(request, on_end, in_step=in_step)
+        return Ticket(journal, owner=self, place=lambda: server.place(journal))
+
+    def replay(self, recipe: Recipe) -> Generation:
+        """Make a reply again from `Generation.recipe`, and check that it is the same.
+
+        Raises:
+            ReplayMismatch: the recipe is of another model, or the replay has other ids.
+        """
+        reply = self.start(request_of(recipe, self.limits)).result()
+        check(recipe, reply.ids)
+        return reply
+
+    @property
+    def queue(self) -> list[Waiting]:
+        """The requests that have not ended, in the order in which they run."""
+        return self._parts.server.queue()
+
+    @property
+    def timings(self) -> Timings | None:
+        """When what happened in the last request that ended well; None before the first."""
+        return self._parts.server.timings
 
     def render(self, prompt: str | None = None, **options: Any) -> str:
         """Return the text that the model would read, control tokens included; options as of `generate`."""
@@ -234,9 +292,36 @@ class Model:
         chosen = override(Options(), options, where)
         return prepare(prompt, messages, prompt_ids, chosen, self._parts.tokens, self.limits)
 
-    def _start_chat(self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd) -> Ticket:
+    def _start_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Options,
+        on_end: OnEnd,
+        *,
+        inline: bool,
+        approve: Approve | None,
+        max_rounds: int,
+    ) -> Ticket:
+        """Start a turn, with calls when there are functions to call."""
         self._require_open()
-        return self.start(prepare(None, messages, None, options, self._parts.tokens, self.limits), on_end)
+        server, tools = self._parts.server, toolset(options)
+
+        def start(conversation: Sequence[Mapping[str, Any]], on_end: OnEnd | None = None) -> Journal:
+            request = prepare(None, conversation, None, options, self._parts.tokens, self.limits)
+            return server.submit(request, on_end)
+
+        if not tools.functions or options.tool_choice == "none":
+            journal = start(messages, on_end)
+            return Ticket(journal, owner=self, place=lambda: server.place(journal))
+
+        def go_on(conversation: Sequence[Mapping[str, Any]]) -> Journal:
+            # what the conversation has in front, the options put there
+            return start([message for message in conversation if message["role"] != "system"])
+
+        loop = Loop(go_on, messages, Rules(toolset=tools, approve=approve, max_rounds=max_rounds), on_end)
+        if not inline:
+            threading.Thread(target=loop.drive, name=f"dsv4nb-tools-{self.name}", daemon=True).start()
+        return Ticket(loop, owner=self)
 
     def _require_open(self) -> None:
         if self.is_closed:
@@ -322,7 +407,15 @@ def _assemble(
     )
     if is_toy:
         info = replace(info, provenance="bundled with dsv4nb")
-    limits = Limits(max_seq=room, vocab_size=engine.vocab_size, revision=revision, sampler=sampler)
+    limits = Limits(
+        max_seq=room,
+        vocab_size=engine.vocab_size,
+        revision=revision,
+        sampler=sampler,
+        model=name,
+        weights=fingerprint_of(checkpoint.path / "config.json", {e.file for e in checkpoint.entries.values()}),
+        arithmetic=chosen.name,
+    )
     return Parts(engine=engine, tokens=tokens, server=Server(engine, tokens, name), limits=limits, info=info)
 
 

@@ -1,13 +1,21 @@
-"""A finished reply → reasoning, content and calls, as the official parser does: no recovery (encoding.md section 8)."""
+"""A finished reply → reasoning, content and calls (encoding.md sections 8 and 9).
+
+`parse_strict` does as the official parser, which knows no recovery; `parse_tolerant` as a reply that streams.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass
+from typing import Literal
 
+from dsv4nb.encoding.calls import Anomaly, ToolCall
 from dsv4nb.encoding.constants import BOS, CALLS_CLOSE, DSML, EOS, THINK_CLOSE, THINK_OPEN
+from dsv4nb.encoding.stream_parse import Ending, Piece, Splitter
 from dsv4nb.errors import ParseError
+
+__all__ = ["ParsedMessage", "ParsedReply", "ToolCall", "parse_strict", "parse_tolerant"]
 
 _BLOCK = f"\n\n<{DSML}tool_calls"  # its ">" is read by the loop over the block
 _INVOKE, _INVOKE_CLOSE = f"<{DSML}invoke", f"</{DSML}invoke"
@@ -18,24 +26,56 @@ _NEVER_INSIDE = (BOS, EOS, THINK_OPEN, THINK_CLOSE, DSML)
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call.
-
-    Attributes:
-        arguments_json: an object whose non-string values are the model's own spelling, not checked to be JSON.
-    """
-
-    name: str
-    arguments_json: str
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedMessage:
     """A reply taken apart; what it lacks is empty."""
 
     reasoning: str
     content: str
     tool_calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """What could be made of a reply.
+
+    Attributes:
+        tool_calls: the finished calls; `arguments_json` is JSON throughout.
+        anomalies: how the text departs from the format, each name once, in the order met.
+        ending: its end token, the closer of a block, else its length.
+    """
+
+    reasoning: str
+    content: str
+    tool_calls: tuple[ToolCall, ...]
+    anomalies: tuple[Anomaly, ...]
+    ending: Ending
+
+    @property
+    def finish_reason(self) -> Literal["stop", "tool_calls", "length"]:
+        """Why it ended, as the chat completions API says it."""
+        if self.ending == "length":
+            return "length"
+        return "tool_calls" if self.tool_calls else "stop"
+
+
+def parse_tolerant(text: str, *, thinking: bool, tools_enabled: bool) -> ParsedReply:
+    """Take any reply apart, as it is when it streams; where `parse_strict` succeeds the two agree.
+
+    They differ in that a value of string="false" is checked here, and that without tools a block is content.
+
+    Args:
+        text: all that was generated; without an end token or the closer of a block it counts as cut off.
+        thinking: whether the prompt ended in `<think>`.
+        tools_enabled: whether tools were offered.
+    """
+    splitter = Splitter(thinking=thinking, tools_enabled=tools_enabled)
+    events = splitter.feed_events(text) + splitter.flush_events()
+    reasoning, content = (
+        "".join(event.text for event in events if isinstance(event, Piece) and event.channel == channel)
+        for channel in ("reasoning", "content")
+    )
+    assert splitter.ending is not None
+    return ParsedReply(reasoning, content, splitter.calls, splitter.anomalies, splitter.ending)
 
 
 def parse_strict(text: str, *, thinking: bool) -> ParsedMessage:

@@ -1,15 +1,16 @@
-"""The next token of one row: filters, then a draw that depends on logits, position and seed alone (dspark.md 6).
+"""The next token of one processed row: filters, then a draw that needs logits, position and seed alone (dspark.md 6).
 
-Every filter keeps the beginning of one list, sorted by logit and then by id. The draw is a race: each kept token gets
-an exponential arrival time from a counter-based generator, divided by its probability, and the earliest wins. Nothing
-is remembered between draws, so a draw is the same in any batch, order and run.
+Every filter keeps the beginning of one list, sorted by logit and then by id, so a filter is a number of tokens. The
+draw of the engine is a race: each kept token gets an exponential arrival time from a counter-based generator, divided
+by its probability, and the earliest wins. The compatibility draw walks the sorted list until its mass passes a uniform
+number. Nothing is remembered between draws, so a draw is the same in any batch, order and run.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,82 +29,144 @@ _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
+_MASK_64 = 0xFFFFFFFFFFFFFFFF
 
 _LARGEST_U = np.float32(1 - 2.0**-24)
 # -ln of an arrival time lies in [-2.82, 22.88]: what is further behind the best than their distance cannot win
 _REACH = 26.0
-_BINS, _DEPTH = 1024, 20.0  # histogram of the log-weights down to e^-20; what is below shares the last bin
+_DUST = 100.0  # a weight of e^-100 changes no sum in float64, however many there are
+_SORTED = 1024  # halving goes on until so few weights are left; halving on costs more than sorting them
 
 
 def choose(row: Row, config: SamplerConfig, position: int, stream: int = TARGET_STREAM) -> int:
     """Return the id of the token at `position`.
 
     Args:
-        row: [V] logits that predict `position`; not changed.
+        row: [V] processed logits that predict `position`; not changed. -inf is never chosen.
         position: absolute place of the chosen token, the prompt counted.
+        stream: which of the independent draws at this position; the inverse CDF has one.
 
     Raises:
-        EngineError: the row holds a NaN, or no finite logit.
+        EngineError: the row holds a NaN or +inf, or no finite logit.
     """
     if config.is_greedy:
-        best = int(row.argmax())  # the first of equals
-        _require_finite(float(row[best]))
-        return best
-    _require_finite(float(row.max()))
+        top = int(row.argmax())  # the first of equals
+        require_finite(row[top])
+        return top
+    require_finite(row.max())
     ids, log_weights = keep(row, config)
+    if config.sampler == "inverse_cdf":
+        assert stream == TARGET_STREAM, stream
+        place = _place(log_weights, uniform(config.seed, position), "right")
+        return int(ids[_at(row[ids], place)])
     return _winner(ids, log_weights, row.shape[0], config.seed, position, stream)
 
 
-def keep(row: Row, config: SamplerConfig) -> tuple[Ids, Weights]:
-    """Return the tokens that pass the filters, ascending, and their log-weights, 0 for the best."""
-    ids = _top(row, config.top_k) if 0 < config.top_k < row.shape[0] else np.arange(row.shape[0])
-    scaled = row[ids].astype(np.float64) if ids.shape[0] < row.shape[0] else row.astype(np.float64)
-    scaled -= scaled.max()
-    scaled /= config.temperature
-    if config.top_p == 1 and not config.min_p:
-        return ids, scaled
-    kept = np.ones(ids.shape[0], np.bool_) if config.top_p == 1 else _holds_mass(scaled, config.top_p)
-    if config.min_p:
-        kept &= scaled >= math.log(config.min_p)
-    places = np.flatnonzero(kept)
-    return ids[places], scaled[places]
+def require_finite(best: np.float32) -> None:
+    """Check the largest logit of a row.
 
-
-def _top(row: Row, n: int) -> Ids:
-    """The ids of the `n` best, ascending; of equals at the border, the lowest."""
-    border = np.partition(row, row.shape[0] - n)[row.shape[0] - n]
-    better, equal = np.flatnonzero(row > border), np.flatnonzero(row == border)
-    return np.sort(np.concatenate((better, equal[: n - better.shape[0]])))
-
-
-def _holds_mass(scaled: Weights, top_p: float) -> npt.NDArray[np.bool_]:
-    """Whether each token is in the shortest beginning of the sorted list that has the share `top_p` of the mass.
-
-    Only the bin of the histogram in which the share is reached is sorted.
+    Raises:
+        EngineError: it is a NaN or infinite.
     """
-    weights = np.exp(scaled)
-    depth = min(_DEPTH, -float(scaled.min())) or 1.0
-    bins = np.minimum(scaled * (-_BINS / depth), _BINS).astype(np.int64)
-    cumulated = np.cumsum(np.bincount(bins, weights, _BINS + 1))
-    wanted = top_p * cumulated[-1]
-    border = int(np.searchsorted(cumulated, wanted))
-    kept: npt.NDArray[np.bool_] = bins < border
-    members = np.flatnonzero(bins == border)
-    members = members[np.argsort(-scaled[members], kind="stable")]
-    before = cumulated[border - 1] if border else 0.0
-    needed = int(np.searchsorted(before + np.cumsum(weights[members]), wanted)) + 1
-    kept[members[:needed]] = True
-    return kept
+    if not np.isfinite(best):
+        raise EngineError(f"the best logit of the row is {best}; the network's numbers broke")
+
+
+def keep(row: Row, config: SamplerConfig) -> tuple[Ids, Weights]:
+    """Return the tokens that pass the filters, ascending, and their log-weights, 0 for the best.
+
+    A token of logit -inf passes none, not even when every filter is off.
+    """
+    possible = row > -np.inf
+    if not possible.all():
+        ids = np.flatnonzero(possible)
+    elif 0 < config.top_k < row.shape[0]:
+        ids = best(row, config.top_k)
+    else:
+        return _keep_mass(row, config)
+    places, log_weights = keep(row[ids], config)
+    return ids[places], log_weights
+
+
+def _keep_mass(logits: Row, config: SamplerConfig) -> tuple[Ids, Weights]:
+    """`keep` of finite logits without top-k."""
+    log_weights = logits.astype(np.float64)
+    log_weights -= log_weights.max()
+    log_weights /= config.temperature
+    n = logits.shape[0]
+    if config.top_p < 1:
+        n = _place(log_weights, config.top_p, "left") + 1
+    if config.min_p:
+        n = min(n, int(np.count_nonzero(log_weights >= math.log(config.min_p))))
+    if n == logits.shape[0]:
+        return np.arange(n), log_weights
+    places = best(logits, n)
+    return places, log_weights[places]
+
+
+def best(row: Row, n: int) -> Ids:
+    """Return the ids of the `n` largest, ascending, 1 <= n <= V; of equals at the border, the lowest ids."""
+    border = _nth(row, n)
+    kept = row >= border
+    if surplus := int(np.count_nonzero(kept)) - n:
+        kept[np.flatnonzero(row == border)[-surplus:]] = False
+    return np.flatnonzero(kept)
+
+
+def _nth(row: Row, n: int) -> np.float32:
+    """The n-th largest value, counted from 1."""
+    value: np.float32 = np.partition(row, row.shape[0] - n)[row.shape[0] - n]
+    return value
+
+
+def _at(row: Row, place: int) -> int:
+    """The index of what stands at `place` of the sorted list, counted from 0."""
+    value = _nth(row, place + 1)
+    return int(np.flatnonzero(row == value)[place - np.count_nonzero(row > value)])
+
+
+def _place(log_weights: Weights, share: float, side: Literal["left", "right"]) -> int:
+    """The place of the sorted list, counted from 0, where its mass reaches (left) or passes (right) `share` of all.
+
+    Tokens of one logit have one weight, so weights are compared without their ids. Halves that the place is not in
+    are summed and never sorted.
+    """
+    if log_weights.min() < -_DUST:
+        log_weights = log_weights[log_weights >= -_DUST]
+    weights = np.exp(log_weights)
+    wanted = share * weights.sum()
+    place, mass = 0, 0.0
+    while (size := weights.shape[0]) > _SORTED:
+        middle = size // 2
+        weights.partition(middle)
+        upper = mass + weights[middle:].sum()
+        if upper > wanted or (upper == wanted and side == "left"):
+            weights = weights[middle:]
+        else:
+            place, mass, weights = place + size - middle, upper, weights[:middle]
+    cumulated = mass + np.cumsum(np.sort(weights)[::-1])
+    further = int(np.searchsorted(cumulated, wanted, side))
+    return place + min(further, len(weights) - 1)  # rounding may leave the sum short
 
 
 def _winner(ids: Ids, log_weights: Weights, vocab: int, seed: int, position: int, stream: int) -> int:
     """The id that arrives first; of equals, the lowest."""
     can_win = log_weights >= -_REACH
-    if not can_win.all():
+    if 4 * np.count_nonzero(can_win) < vocab:  # with more, `arrivals` draws for all anyway
         ids, log_weights = ids[can_win], log_weights[can_win]
-    score = log_weights.astype(np.float32)
-    score -= np.log(arrivals(ids, vocab, seed, position, stream))
+    with np.errstate(over="ignore"):  # beyond float32 is far out of reach
+        score = log_weights.astype(np.float32)
+    times = arrivals(ids, vocab, seed, position, stream)
+    score -= np.log(times, out=times)
     return int(ids[score.argmax()])  # the first of equals
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return memra's keyed uniform number in [0, 1): splitmix64 of the seed crossed with the position, 53 bits."""
+    z = ((seed ^ (position * 0xA24BAED4963EE407)) + 0x9E3779B97F4A7C15) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return ((z ^ (z >> 31)) >> 11) / 2**53
 
 
 def arrivals(ids: Ids, vocab: int, seed: int, position: int, stream: int = TARGET_STREAM) -> Row:
@@ -157,8 +220,3 @@ def _halves(words: npt.NDArray[np.uint64]) -> tuple[Any, Any]:
     """The low and the high halves of 64-bit words, as views."""
     split = words.view(np.uint32)
     return (split[0::2], split[1::2]) if sys.byteorder == "little" else (split[1::2], split[0::2])
-
-
-def _require_finite(best: float) -> None:
-    if not np.isfinite(best):
-        raise EngineError(f"the best logit of the row is {best}; the network's numbers broke")

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
-from dsv4nb.events import Event, Failed, Generation, StopReason
+from dsv4nb.events import Event, Failed, Generation, StopReason, ToolCall, ToolResult
 from dsv4nb.session.journal import OnEnd
 from dsv4nb.session.request import Options, override
 from dsv4nb.session.result import joined
+from dsv4nb.session.tool_text import result_text
 
 
 class Ticket(Protocol):
@@ -30,9 +31,14 @@ class Ticket(Protocol):
 
 
 class Start(Protocol):
-    """Puts a conversation in the queue; `on_end` is called before anybody sees that the run ended."""
+    """Starts a turn; `on_end` is called before anybody sees that it ended.
 
-    def __call__(self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd) -> Ticket: ...
+    Functions are called on a thread of their own; with `inline` on that of whoever asks the ticket for its result.
+    """
+
+    def __call__(
+        self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd, *, inline: bool
+    ) -> Ticket: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ class Turn:
     """One question and what came back.
 
     Attributes:
-        tool: calls, as the model wrote them.
+        tool: calls, as the model wrote them; `calls` and `results` are their values.
         stop_reason: None when it failed; "cancelled" when it was stopped, with the text so far.
         error: why it failed; such a turn is not part of the history.
     """
@@ -49,10 +55,20 @@ class Turn:
     reasoning: str = ""
     text: str = ""
     tool: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
     stop_reason: StopReason | None = None
     n_tokens: int = 0
     seconds: float = 0.0
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a turn adds to the history before the model answers."""
+
+    messages: tuple[dict[str, Any], ...]
+    text: str = ""
 
 
 class Chat:
@@ -108,7 +124,7 @@ class Chat:
         return self._is_busy
 
     def submit(self, text: str, **options: Any) -> Ticket:
-        """Start a turn and return at once.
+        """Start a turn and return at once; tools that are functions are called on another thread.
 
         Args:
             options: of this turn only, by the names of `Model.generate`.
@@ -117,36 +133,74 @@ class Chat:
             ChatBusy: a turn is still running.
             RequestError, EncodingError: the turn is refused; nothing was changed.
         """
+        return self._submit(text, options, inline=False)
+
+    def send(self, text: str, **options: Any) -> Generation:
+        """Ask and wait for the answer; an interrupt stops the turn and keeps its text.
+
+        Tools that are functions are called on this thread.
+
+        Raises:
+            Dsv4Error: as `submit`, and when the turn fails.
+        """
+        return self._submit(text, options, inline=True).result()
+
+    def send_results(self, results: Mapping[str, object], **options: Any) -> Generation:
+        """Answer the calls that the last turn ended with, and wait for what the model makes of it.
+
+        Args:
+            results: id of each call -> its result; anything that is not text is written as JSON.
+
+        Raises:
+            RequestError: the last turn ended with other calls.
+            Dsv4Error: as `send`.
+        """
+        return self._start_turn(_Told(messages=self._results(results)), options, inline=True).result()
+
+    def _submit(self, text: str, options: Mapping[str, Any], *, inline: bool) -> Ticket:
         if not isinstance(text, str):
             raise RequestError(f"a message must be text, not {type(text).__name__}", param="text")
         if not text:
             raise PromptEmpty("text")
+        if self._open_calls():
+            ids = ", ".join(self._open_calls())
+            raise RequestError(f"the last turn waits for results of {ids}; chat.send_results takes them", param="text")
+        return self._start_turn(_Told(text=text, messages=({"role": "user", "content": text},)), options, inline=inline)
+
+    def _start_turn(self, told: _Told, options: Mapping[str, Any], *, inline: bool) -> Ticket:
         chosen = override(replace(self._options, thinking=self.thinking), options, "chat.send()")
         if not chosen.thinking and "effort" not in options:
             chosen = replace(chosen, effort=None)  # the chat's effort is that of its thinking turns
-        user = {"role": "user", "content": text}
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
             self._is_busy = True
             before = self._messages
         try:
-            ticket = self._start((*before, user), chosen, partial(self._ended, user))
+            sent = (*before, *told.messages)
+            ticket = self._start(sent, chosen, partial(self._ended, told.text, len(sent)), inline=inline)
         except BaseException:
             self._is_busy = False
             raise
         self._ticket = ticket
         for callback in tuple(self._callbacks):
-            callback(text, ticket)
+            callback(told.text, ticket)
         return ticket
 
-    def send(self, text: str, **options: Any) -> Generation:
-        """Ask and wait for the answer; an interrupt stops the turn and keeps its text.
+    def _open_calls(self) -> dict[str, str]:
+        """Return id -> name of the calls that the history ends with."""
+        last = self._messages[-1] if self._messages else {}
+        return {call["id"]: call["function"]["name"] for call in last.get("tool_calls", ())}
 
-        Raises:
-            Dsv4Error: as `submit`, and when the turn fails.
-        """
-        return self.submit(text, **options).result()
+    def _results(self, results: Mapping[str, object]) -> tuple[dict[str, Any], ...]:
+        wanted = self._open_calls()
+        if not isinstance(results, Mapping) or set(results) != set(wanted):
+            given = ", ".join(map(str, results)) if isinstance(results, Mapping) else type(results).__name__
+            raise RequestError(
+                f"results are of {given or 'nothing'}; the last turn waits for {', '.join(wanted) or 'none'}",
+                param="results",
+            )
+        return tuple({"role": "tool", "tool_call_id": call, "content": result_text(results[call])} for call in wanted)
 
     async def asend(self, text: str, **options: Any) -> Generation:
         """Ask and await the answer; cancelling the await stops the turn."""
@@ -183,21 +237,29 @@ class Chat:
 
         return remove
 
-    def _ended(self, user: dict[str, Any], outcome: Generation | Failed, events: Sequence[Event]) -> None:
-        """Write the turn down; called on the serving thread before its ticket is finished."""
+    def _ended(self, text: str, n_sent: int, outcome: Generation | Failed, events: Sequence[Event]) -> None:
+        """Write the turn down; called before its ticket is finished, on the thread that ends it."""
         turn = Turn(
-            user=user["content"],
+            user=text,
             reasoning=joined(events, "reasoning"),
             text=joined(events, "content"),
             tool=joined(events, "tool"),
+            calls=tuple(event for event in events if isinstance(event, ToolCall)),
+            results=tuple(event for event in events if isinstance(event, ToolResult)),
         )
         with self._lock:
             if isinstance(outcome, Failed):
                 turn = replace(turn, error=outcome.message)
             else:
-                done = outcome.done
-                turn = replace(turn, stop_reason=done.stop_reason, n_tokens=done.n_tokens, seconds=done.elapsed_s)
-                self._messages = (*self._messages, user, outcome.messages[-1])
+                runs = outcome.steps or (outcome,)
+                turn = replace(
+                    turn,
+                    stop_reason=outcome.stop_reason,
+                    n_tokens=sum(run.done.n_tokens for run in runs),
+                    seconds=sum(run.done.elapsed_s for run in runs),
+                )
+                said = [m for m in outcome.messages if m["role"] != "system"]
+                self._messages = tuple(said) if len(said) > n_sent else self._messages
             self._turns = (*self._turns, turn)
             self._is_busy = False
 
@@ -222,8 +284,10 @@ def _lines(turn: Turn) -> list[str]:
     lines = [f"You: {turn.user}"]
     if turn.reasoning:
         lines.append("[Thoughts]\n" + "\n".join(f"  {line}" for line in turn.reasoning.splitlines()))
+    results = {result.id: result.content for result in turn.results}
+    for call in turn.calls:
+        answer = f" → {results[call.id]}" if call.id in results else ""
+        lines.append(f"[Call] {call.name}({call.arguments}){answer}")
     if turn.text or not (mark or turn.tool):
         lines.append(f"Model: {turn.text}")
-    if turn.tool:
-        lines.append(turn.tool.strip("\n"))
     return [*lines, mark] if mark else lines

@@ -1,13 +1,13 @@
-"""The one place where ids become events: end, budget, characters, channels, stop strings."""
+"""The one place where ids become events: end, budget, characters, channels, calls, stop strings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dsv4nb.encoding.constants import THINK_CLOSE
+from dsv4nb.encoding.constants import EOS, THINK_CLOSE
 from dsv4nb.encoding.detokenize import Detokenizer, TokenBytes
 from dsv4nb.encoding.stream_parse import Splitter
-from dsv4nb.events import Channel, Event, Reasoning, StopReason, Token
+from dsv4nb.events import Channel, Event, Reasoning, StopReason, Token, TokenLogprob, ToolCall
 from dsv4nb.session.request import Request
 from dsv4nb.session.stops import StopScanner
 
@@ -27,44 +27,65 @@ class Emission:
     def __init__(self, request: Request, source: TokenBytes, emit: Callable[[Event], None]) -> None:
         self.stop_reason: StopReason | None = None
         self.ids: list[int] = []
-        self._emit = emit
+        self._emit, self._source = emit, source
+        self._is_complete = False
         self._eos, self._max_new = request.eos, request.max_new
         self._characters = Detokenizer(source)
         self._splitter = Splitter(thinking=request.is_thinking, tools_enabled=request.has_tools)
         self._stops = StopScanner(request.stops)
         self._channel: Channel = "reasoning" if request.is_thinking else "content"  # of the text that comes next
         self._thought: list[str] | None = [] if request.is_thinking else None  # None outside a reasoning span
+        self._first_call = sum(len(message.get("tool_calls", ())) for message in request.messages)
+        self._told_calls = 0
 
-    def accept(self, ids: Sequence[int]) -> None:
-        """Take the ids of one round, in order."""
-        for token in ids:
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Where the reply departs from the format; complete after `finish`."""
+        return self._splitter.anomalies
+
+    def accept(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> None:
+        """Take the ids of one round, in order.
+
+        Args:
+            logprobs: one per id, when they are reported.
+        """
+        for i, token in enumerate(ids):
             if self.stop_reason is not None:
                 return
             if token in self._eos:
                 self.stop_reason = "stop"
+                # a stop id of the caller's cuts a call off; the model's own end completes it
+                self._is_complete = self._source.token_bytes(token) == EOS.encode()
                 return
             self.ids.append(token)
-            self._say(token, self._pieces(self._characters.feed((token,))))
+            self._say(token, self._pieces(self._characters.feed((token,))), logprobs[i] if logprobs else None)
+            self._tell_calls()
             if self._stops.hit is not None:
                 self.stop_reason = "stop"
             elif self._splitter.block_closed:
-                self.stop_reason = "tool_calls"
+                self.stop_reason = "tool_calls" if self._told_calls else "stop"
             elif len(self.ids) >= self._max_new:
                 self.stop_reason = "length"
 
     def finish(self) -> None:
-        """Release what was held back; a stop string that it completes is a stop."""
-        if self._stops.hit is None:
-            self._say(None, self._pieces(self._characters.flush(), is_last=True))
-            if self._stops.hit is not None and self.stop_reason != "cancelled":
-                self.stop_reason = "stop"
+        """Release what was held back; a stop string that it completes is a stop, and so is a block without its end."""
+        if self._stops.hit is not None:
+            return
+        self._say(None, self._pieces(self._characters.flush(), is_last=True))
+        self._tell_calls()
+        if self.stop_reason == "cancelled":
+            return
+        if self._stops.hit is not None:
+            self.stop_reason = "stop"
+        elif self.stop_reason == "stop" and self._told_calls:
+            self.stop_reason = "tool_calls"
 
     def _pieces(self, text: str, *, is_last: bool = False) -> list[tuple[Channel, str]]:
         """Return the (channel, text) that may be shown after `text`."""
         shown: list[tuple[Channel, str]] = []
         split = self._splitter.feed(text)
         if is_last:
-            split += self._splitter.flush()
+            split += self._splitter.flush(eos=self._is_complete)
         for channel, piece in split:
             if self._stops.hit is not None:
                 return shown
@@ -77,12 +98,30 @@ class Emission:
             shown.append(("content", self._stops.flush()))
         return [(channel, piece) for channel, piece in shown if piece]
 
-    def _say(self, token: int | None, pieces: Sequence[tuple[Channel, str]]) -> None:
-        for i, (channel, text) in enumerate(pieces):
-            self._follow(channel, text)
-            self._emit(Token(id=token if i == len(pieces) - 1 else None, text=text, channel=channel))
+    def _say(
+        self, token: int | None, pieces: Sequence[tuple[Channel, str]], logprob: TokenLogprob | None = None
+    ) -> None:
         if token is not None and not pieces:
-            self._emit(Token(id=token, text="", channel=self._channel))
+            pieces = [(self._channel, "")]
+        for i, (channel, text) in enumerate(pieces):
+            if text:
+                self._follow(channel, text)
+            is_carrier = i == len(pieces) - 1
+            self._emit(
+                Token(
+                    id=token if is_carrier else None,
+                    text=text,
+                    channel=channel,
+                    logprob=logprob if is_carrier else None,
+                )
+            )
+
+    def _tell_calls(self) -> None:
+        """Tell of every call that is complete now."""
+        for call in self._splitter.calls[self._told_calls :]:
+            number = self._first_call + self._told_calls
+            self._told_calls += 1
+            self._emit(ToolCall(id=f"call_{number}", name=call.name, arguments=call.arguments_json))
 
     def _follow(self, channel: Channel, text: str) -> None:
         """Keep track of the reasoning span, and tell when it is complete."""

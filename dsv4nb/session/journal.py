@@ -11,6 +11,7 @@ from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Done, Event, Failed, Generation, TokenSnapshot
 from dsv4nb.session.request import Request
 from dsv4nb.session.result import generation_of
+from dsv4nb.session.timings import Marks
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 
@@ -23,12 +24,21 @@ class Journal:
     Args:
         on_end: called once with the outcome and all events, on the thread that ends the run, before anybody sees
             that it ended.
+        in_step: whether the run waits after each round until a reader has `taken` its events.
+
+    Attributes:
+        marks: of this request.
+        problems: where the reply departs from the format; complete when the run has ended.
+        error: why it failed.
     """
 
-    def __init__(self, request: Request, on_end: OnEnd | None = None) -> None:
+    def __init__(self, request: Request, on_end: OnEnd | None = None, *, in_step: bool = False) -> None:
         self.request = request
-        self.submitted_at = time.monotonic()
+        self.marks = Marks(request)
+        self.submitted_at = self.started_at = time.monotonic()
+        self.problems: tuple[str, ...] = ()
         self.error: Dsv4Error | None = None
+        self._in_step, self._n_taken = in_step, 0
         self._on_end = on_end
         self._changed = threading.Condition()
         self._events: list[Event] = []
@@ -65,11 +75,26 @@ class Journal:
                 lambda: self.is_finished or (start is not None and len(self._events) > start), timeout
             )
 
+    def taken(self, n: int) -> None:
+        """Let a run that goes in step go on: the first `n` events were dealt with."""
+        with self._changed:
+            self._n_taken = max(self._n_taken, n)
+            self._changed.notify_all()
+
+    def drive(self) -> None:
+        """The serving thread drives a run."""
+
     def cancel(self) -> None:
         """Ask the run to stop; one that is still queued ends at once. Idempotent."""
-        self._cancelled.set()
+        with self._changed:
+            self._cancelled.set()
+            self._changed.notify_all()
         if self._claim(only_queued=True):
             self._end(*self._nothing_done())
+
+    def generation(self, events: Sequence[Event] | None = None) -> Generation:
+        """Return the result of a run that ended well, from all its events."""
+        return generation_of(self.request, self._events if events is None else events, self.problems)
 
     # for the serving thread
 
@@ -79,8 +104,15 @@ class Journal:
             if self._is_claimed:
                 return False
             self._state = "running"
+            self.started_at = time.monotonic()
             self._changed.notify_all()
             return True
+
+    def settle(self) -> None:
+        """Wait for the reader of a run that goes in step, or until it is cancelled."""
+        if self._in_step:
+            with self._changed:
+                self._changed.wait_for(lambda: self._n_taken >= len(self._events) or self.is_cancelled)
 
     def append(self, event: Event) -> None:
         """Tell readers an event that is not the last."""
@@ -111,7 +143,7 @@ class Journal:
         try:
             if self._on_end is not None:
                 events = (*self._events, *last)
-                self._on_end(final if isinstance(final, Failed) else generation_of(self.request, events), events)
+                self._on_end(final if isinstance(final, Failed) else self.generation(events), events)
         finally:
             self._on_end = None  # a chat would otherwise hold a ticket that holds the chat
             with self._changed:
@@ -123,13 +155,16 @@ class Journal:
                 self._changed.notify_all()
 
     def _nothing_done(self) -> tuple[TokenSnapshot, Done]:
+        timings = self.marks.timings()
         done = Done(
             stop_reason="cancelled",
             n_tokens=0,
             n_prompt=len(self.request.prompt),
             n_cached=0,
-            queue_s=time.monotonic() - self.submitted_at,
-            elapsed_s=self.request.prepare_s,
+            queue_s=timings.queue_s,
+            elapsed_s=timings.prepare_s,
             config=self.request.config,
+            route=self.request.route,
+            timings=timings,
         )
         return TokenSnapshot(ids=()), done

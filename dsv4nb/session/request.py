@@ -6,19 +6,22 @@ import difflib
 import operator
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Protocol
 
 from dsv4nb.config import SamplerConfig
 from dsv4nb.encoding.constants import THINK_OPEN, Revision
+from dsv4nb.encoding.grammar import Constraint, compile_constraint, constraint_of
 from dsv4nb.encoding.policy import normalize, reasoning
 from dsv4nb.encoding.render import Segment, render
-from dsv4nb.errors import PromptEmpty, RequestError
+from dsv4nb.engine.logprobs import MAX_LOGPROBS
+from dsv4nb.engine.processors import Processor
+from dsv4nb.errors import PromptEmpty, PromptOverCeiling, RequestError
+from dsv4nb.events import Route
+from dsv4nb.session.functions import Toolset, tools_of
 from dsv4nb.session.limits import budget
-
-MAX_NEW = 1024  # tokens of a reply when nothing is asked for and there is room
 
 
 class ChatTokens(Protocol):
@@ -29,6 +32,14 @@ class ChatTokens(Protocol):
     def id_of(self, control: str, /) -> int: ...
     def encode_segments(self, segments: Iterable[Segment], *, trust_text: bool = False) -> list[int]: ...
     def token_bytes(self, token: int, /) -> bytes: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def control_ids(self) -> frozenset[int]: ...
+    def __hash__(self) -> int: ...
+
+
+Tool = Mapping[str, Any] | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,36 +47,68 @@ class Options:
     """What a request may ask for, as it was asked; None takes the model's default.
 
     Attributes:
-        max_new: tokens of the reply at most; what is left of the room when None, at most `MAX_NEW`.
+        max_new: tokens of the reply at most; all that is left of the room when None.
+        max_prompt_tokens: refuse a longer prompt.
         seed: drawn when None, and echoed in `Done.config`.
+        sampler: gumbel or inverse_cdf, two draws of the same distribution.
+        repetition_penalty, frequency_penalty, presence_penalty: 1, 0 and 0 are off.
+        penalty_last_n: tokens that the penalties look back on; 0 is the whole context.
+        penalty_scope: all counts the prompt too, generated does not.
+        logit_bias: id -> what is added to its logit; -inf bans it.
+        logprobs: report each token's log-probability, with this many alternatives.
         effort: how long to think, in thinking mode.
         system: put in front of the messages.
+        tools: declarations, or Python functions, whose signature and docstring become one.
+        tool_choice: auto, none, required, or {"type": "function", "function": {"name": ...}}.
+        response_format: text, json_object or json_schema, as in the OpenAI API; the reply keeps to it.
+        regex: what the content must match as a whole.
         stop: strings that end the content and are not part of it.
+        stop_token_ids: ids that end the reply like its own end token.
         trust_text: let text of messages become control tokens.
     """
 
     max_new: int | None = None
+    max_prompt_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
+    sampler: str | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    penalty_last_n: int | None = None
+    penalty_scope: str | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: int | None = None
     thinking: bool = False
     effort: str | None = None
     system: str | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Tool] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
+    regex: str | None = None
     stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     trust_text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a loaded model allows and does when nothing is asked for."""
+    """What a loaded model is, allows, and does when nothing is asked for.
+
+    Attributes:
+        model, weights, arithmetic: name, fingerprint of the files and numeric contract, for recipes.
+    """
 
     max_seq: int
     vocab_size: int
     revision: Revision
     sampler: SamplerConfig
+    model: str = ""
+    weights: str = ""
+    arithmetic: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +120,11 @@ class Request:
         is_thinking: whether the prompt ended in `<think>`.
         has_tools: whether a block of calls in the reply is one.
         eos: ids that end the reply and are not part of it.
+        logprobs: alternatives to report per token; None reports nothing.
+        constraint: the grammar that the reply keeps to.
         messages: the conversation that was rendered, () for a prompt given as ids.
-        prepare_s: what checking and rendering took.
+        limits: of the model it was checked against.
+        marks: (label, reading of the monotonic clock) of the checks.
     """
 
     prompt: tuple[int, ...]
@@ -88,8 +134,16 @@ class Request:
     has_tools: bool
     stops: tuple[str, ...]
     eos: frozenset[int]
+    logprobs: int | None = None
+    constraint: Constraint | None = field(default=None, repr=False)
     messages: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    prepare_s: float = 0.0
+    limits: Limits | None = field(default=None, repr=False)
+    marks: tuple[tuple[str, float], ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def route(self) -> Route:
+        """How its tokens are chosen."""
+        return "plain_greedy" if self.config.is_greedy else "plain_sampled"
 
 
 def prepare(
@@ -106,11 +160,15 @@ def prepare(
         RequestError: an argument is not understood, the prompt is empty or too long; the first bad one is named.
         EncodingError: the messages cannot be rendered.
     """
-    started = time.monotonic()
+    marks = [("called", time.monotonic())]
     config = sampler_config(options, limits.sampler)
+    Processor(config, (), limits.vocab_size)  # refuses a bias of an id that there is not
     stops = _stops(options.stop)
-    max_new = MAX_NEW if options.max_new is None else _integer("max_new", options.max_new, low=0)
+    ends = _ids("stop_token_ids", options.stop_token_ids, limits.vocab_size)
+    max_new = limits.max_seq if options.max_new is None else _integer("max_new", options.max_new, low=0)
+    logprobs = None if options.logprobs is None else _logprobs(options.logprobs)
     source = _one_of(prompt=prompt, messages=messages, prompt_ids=prompt_ids)
+    rule = _rule(options)
     rendered: list[dict[str, Any]] = []
     if source == "prompt_ids":
         assert prompt_ids is not None
@@ -118,17 +176,30 @@ def prepare(
     else:
         rendered = conversation(prompt, messages, options)
         segments = segments_of(rendered, options, limits.revision)
+        marks.append(("tokenize_start", time.monotonic()))
         ids = tokens.encode_segments(segments, trust_text=_flag("trust_text", options.trust_text))
+        marks.append(("tokenize_end", time.monotonic()))
+    if options.max_prompt_tokens is not None:
+        most = _integer("max_prompt_tokens", options.max_prompt_tokens, low=1)
+        if len(ids) > most:
+            raise PromptOverCeiling(len(ids), most)
+    is_thinking = ids[-1] == tokens.id_of(THINK_OPEN)
+    if rule is not None:
+        rule = replace(rule, thinking=is_thinking)
+        compile_constraint(rule, tokens)  # a grammar that cannot be is refused here
     return Request(
         prompt=tuple(ids),
         max_new=budget(len(ids), max_new, limits.max_seq),
         config=config,
-        is_thinking=ids[-1] == tokens.id_of(THINK_OPEN),
-        has_tools=any(message.get("tools") for message in rendered),
+        is_thinking=is_thinking,
+        has_tools=_has_tools(rendered),
         stops=stops,
-        eos=frozenset({tokens.eos_id}),
+        eos=frozenset({tokens.eos_id, *ends}),
+        logprobs=logprobs,
+        constraint=rule,
         messages=tuple(rendered),
-        prepare_s=time.monotonic() - started,
+        limits=limits,
+        marks=tuple(marks),
     )
 
 
@@ -154,7 +225,18 @@ def conversation(
             if given and isinstance(given[0], Mapping) and given[0].get("role") in ("system", "developer"):
                 raise RequestError("messages begin with a system message; leave out system=", param="system")
             given = [{"role": "system", "content": options.system}, *given]
-    return normalize(given, tools=options.tools)
+    choice = options.tool_choice
+    tools = None if options.tools is None or choice == "none" else toolset(options).schemas
+    return normalize(given, tools=tools, response_format=options.response_format)
+
+
+def toolset(options: Options) -> Toolset:
+    """Return the declared tools, functions among them.
+
+    Raises:
+        RequestError: a tool is not understood.
+    """
+    return tools_of(() if options.tools is None else options.tools)
 
 
 def segments_of(messages: Sequence[Mapping[str, Any]], options: Options, revision: Revision) -> list[Segment]:
@@ -170,17 +252,24 @@ def segments_of(messages: Sequence[Mapping[str, Any]], options: Options, revisio
 def sampler_config(options: Options, defaults: SamplerConfig) -> SamplerConfig:
     """Return the sampler values of a request; a seed is drawn when none is given."""
     given: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "min_p"):
+    for name in _NUMBERS:
         value = getattr(options, name)
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise RequestError(f"{name} is {value!r}; it must be a number", param=name)
             given[name] = float(value)
-    if options.top_k is not None:
-        given["top_k"] = _integer("top_k", options.top_k, low=0)
+    for name in ("top_k", "penalty_last_n"):
+        if getattr(options, name) is not None:
+            given[name] = _integer(name, getattr(options, name), low=0)
+    for name in ("penalty_scope", "sampler", "logit_bias"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
     # 32 bits are enough to tell runs apart and short enough to be typed again
     given["seed"] = secrets.randbits(32) if options.seed is None else _integer("seed", options.seed, low=0)
     return replace(defaults, **given)
+
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 def override(options: Options, given: Mapping[str, Any], where: str) -> Options:
@@ -208,22 +297,51 @@ def _one_of(**sources: object) -> str:
 
 
 def _given_ids(prompt_ids: Sequence[int], options: Options, vocab_size: int) -> list[int]:
-    for name in ("system", "tools", "effort"):
+    for name in ("system", "tools", "tool_choice", "effort"):
         if getattr(options, name) is not None:
             raise RequestError(f"{name} has no place in prompt_ids; render it, or pass messages", param=name)
     for name in ("thinking", "trust_text"):
         if getattr(options, name):
             raise RequestError(f"{name} changes nothing in prompt_ids; leave it out, or pass messages", param=name)
-    try:
-        ids = [operator.index(token) for token in prompt_ids]
-    except TypeError:
-        raise RequestError("prompt_ids must be a sequence of integers", param="prompt_ids") from None
+    ids = _ids("prompt_ids", prompt_ids, vocab_size)
     if not ids:
         raise PromptEmpty("prompt_ids")
+    return ids
+
+
+def _ids(name: str, given: Sequence[int], vocab_size: int) -> list[int]:
+    try:
+        ids = [operator.index(token) for token in given]
+    except TypeError:
+        raise RequestError(f"{name} must be a sequence of integers", param=name) from None
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise RequestError(f"prompt_ids has {token}; ids are 0 to {vocab_size - 1}", param="prompt_ids")
+            raise RequestError(f"{name} has {token}; ids are 0 to {vocab_size - 1}", param=name)
     return ids
+
+
+def _logprobs(value: object) -> int:
+    number = _integer("logprobs", value, low=0)
+    if number > MAX_LOGPROBS:
+        raise RequestError(f"logprobs is {number}; at most {MAX_LOGPROBS} alternatives are reported", param="logprobs")
+    return number
+
+
+def _has_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(message.get("tools") for message in messages)
+
+
+def _rule(options: Options) -> Constraint | None:
+    """Return the grammar that the reply keeps to, None without one; whether it thinks first is not known yet."""
+    schemas = toolset(options).schemas
+    return constraint_of(
+        response_format=options.response_format,
+        tool_choice=options.tool_choice,
+        tools=schemas,
+        regex=options.regex,
+        thinking=False,
+        tools_enabled=bool(schemas) and options.tool_choice != "none",
+    )
 
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:

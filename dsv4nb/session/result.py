@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsv4nb.encoding.constants import CALLS_OPEN
-from dsv4nb.encoding.parse import parse_strict
-from dsv4nb.errors import ParseError
-from dsv4nb.events import Channel, Done, Event, Generation, StopReason, Token, TokenSnapshot
+from dsv4nb.events import Channel, Done, Event, Generation, Token, TokenSnapshot, ToolCall
+from dsv4nb.session.recipe import recipe_of
 from dsv4nb.session.request import Request
 
 
-def generation_of(request: Request, events: Sequence[Event]) -> Generation:
-    """Return the result of a run whose last two events are a `TokenSnapshot` and a `Done`."""
+def generation_of(request: Request, events: Sequence[Event], problems: Sequence[str] = ()) -> Generation:
+    """Return the result of a run whose last two events are a `TokenSnapshot` and a `Done`.
+
+    Args:
+        problems: where the reply departs from the format.
+    """
     snapshot, done = events[-2:]
     assert isinstance(snapshot, TokenSnapshot) and isinstance(done, Done), events[-2:]
-    text, thought = joined(events, "content"), joined(events, "reasoning")
-    raw = "".join(event.text for event in events if isinstance(event, Token))
+    said = [event for event in events if isinstance(event, Token)]
+    text, thought = joined(said, "content"), joined(said, "reasoning")
+    calls = tuple(event for event in events if isinstance(event, ToolCall))
     messages: tuple[dict[str, Any], ...] = ()
     if request.messages:
-        reply = _reply(text, thought, raw, done.stop_reason, is_thinking=request.is_thinking)
+        reply = _reply(text, thought, calls if done.stop_reason == "tool_calls" else ())
         before = request.messages
         if before[-1]["role"] == "assistant":  # a reply that was continued
             reply["content"] = before[-1]["content"] + reply["content"]
@@ -30,10 +33,14 @@ def generation_of(request: Request, events: Sequence[Event]) -> Generation:
     return Generation(
         text=text,
         reasoning=thought,
-        raw_text=raw,
+        raw_text="".join(event.text for event in said),
         ids=snapshot.ids,
         all_ids=(*request.prompt, *snapshot.ids),
         done=done,
+        tool_calls=calls,
+        problems=tuple(problems),
+        logprobs=tuple(event.logprob for event in said if event.logprob is not None),
+        recipe=recipe_of(request, snapshot.ids),
         messages=messages,
     )
 
@@ -43,19 +50,14 @@ def joined(events: Sequence[Event], channel: Channel) -> str:
     return "".join(event.text for event in events if isinstance(event, Token) and event.channel == channel)
 
 
-def _reply(text: str, thought: str, raw: str, stop_reason: StopReason, *, is_thinking: bool) -> dict[str, Any]:
+def _reply(text: str, thought: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     """Return the reply as the message that continues the conversation."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thought:
         message["reasoning_content"] = thought
-    if stop_reason == "tool_calls" and CALLS_OPEN in raw:
-        try:
-            calls = parse_strict(raw, thinking=is_thinking).tool_calls
-        except ParseError:  # calls that nobody can read are left to `raw_text`
-            calls = ()
-        if calls:
-            message["tool_calls"] = [
-                {"id": f"call_{i}", "type": "function", "function": {"name": c.name, "arguments": c.arguments_json}}
-                for i, c in enumerate(calls)
-            ]
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
     return message

@@ -8,16 +8,31 @@ import queue
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import Engine
-from dsv4nb.errors import Dsv4Error, EngineError, ModelClosed
-from dsv4nb.session.journal import Journal, OnEnd
+from dsv4nb.errors import Dsv4Error, EngineDead, EngineError, ModelClosed, Overloaded
+from dsv4nb.events import Timings
+from dsv4nb.session.journal import Journal, OnEnd, State
 from dsv4nb.session.request import ChatTokens, Request
-from dsv4nb.session.run import run
+from dsv4nb.session.run import Place, run
 
 logger = logging.getLogger(__name__)
 
 JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """One request that has not ended.
+
+    Attributes:
+        waited_s: since it was submitted.
+    """
+
+    state: State
+    n_prompt: int
+    waited_s: float
 
 
 class Server:
@@ -30,28 +45,50 @@ class Server:
     def __init__(self, engine: Engine, tokens: ChatTokens, name: str) -> None:
         self._engine, self._tokens, self._name = engine, tokens, name
         self._queue: queue.SimpleQueue[Journal | None] = queue.SimpleQueue()
-        self._open: set[Journal] = set()  # queued or running
+        self._open: dict[Journal, None] = {}  # queued or running, in order
+        self._dead: EngineDead | None = None
+        self.timings: Timings | None = None  # of the last run that ended well
         self._lock = threading.RLock()  # a forgotten handle may be closed wherever garbage is collected
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name=f"dsv4nb-serve-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, on_end: OnEnd | None = None) -> Journal:
+    def submit(self, request: Request, on_end: OnEnd | None = None, *, in_step: bool = False) -> Journal:
         """Put a request at the end of the queue.
 
         Args:
-            on_end: see `Journal`.
+            on_end, in_step: see `Journal`.
 
         Raises:
             ModelClosed: after `close`.
+            EngineDead: the device was lost in an earlier run.
         """
-        journal = Journal(request, on_end)
+        journal = Journal(request, on_end, in_step=in_step)
         with self._lock:
             if self._is_closed:
                 raise ModelClosed(self._name)
-            self._open.add(journal)
+            if self._dead is not None:
+                raise EngineDead(str(self._dead))
+            self._open[journal] = None
             self._queue.put(journal)
         return journal
+
+    def queue(self) -> list[Waiting]:
+        """Return the requests that have not ended, in the order in which they run."""
+        now = time.monotonic()
+        return [
+            Waiting(state=journal.state, n_prompt=len(journal.request.prompt), waited_s=now - journal.submitted_at)
+            for journal in self._unfinished()
+        ]
+
+    def place(self, journal: Journal) -> int | None:
+        """Return how many requests run before `journal`: 0 for the one that runs or is next, None once it has ended."""
+        unfinished = self._unfinished()
+        return unfinished.index(journal) if journal in unfinished else None
+
+    def _unfinished(self) -> list[Journal]:
+        with self._lock:
+            return [journal for journal in self._open if not journal.is_finished]
 
     def close(self) -> None:
         """Cancel what is queued and running, end the thread and free the engine; idempotent.
@@ -73,23 +110,43 @@ class Server:
             if journal.start():
                 self._attempt(journal)
             with self._lock:
-                self._open.discard(journal)
+                self._open.pop(journal, None)
             del journal  # an idle thread keeps no prompt and no reply
         self._engine.close()
 
     def _attempt(self, journal: Journal) -> None:
         """The one broad handler: whatever goes wrong becomes the last event of its own run."""
+        place = Place()
         try:
-            run(self._engine, self._tokens, journal, time.monotonic() - journal.submitted_at)
+            if self._dead is not None:
+                raise EngineDead(str(self._dead))
+            self.timings = run(self._engine, self._tokens, journal, place)
         except BaseException as error:
             logger.debug("a run failed kind=%s", type(error).__name__, exc_info=error)
             # its frames hold the state, which may be gigabytes
             traceback.clear_frames(error.__traceback__)
+            typed = _typed(error, place)
+            if isinstance(typed, EngineDead):
+                self._dead = typed
             with contextlib.suppress(Exception):
-                journal.fail(_typed(error))
+                journal.fail(typed)
 
 
-def _typed(error: BaseException) -> Dsv4Error:
+_OUT_OF_MEMORY = ("out of memory", "cannot allocate memory")
+# after these, every further call on the device fails or, worse, does not
+_LOST = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "device-side assert",
+    "unspecified launch failure",
+    "launch timed out",
+    "uncorrectable",
+    "device is lost",
+)
+
+
+def _typed(error: BaseException, place: Place) -> Dsv4Error:
     """Return the error as one of ours; what it says may be anything."""
     if isinstance(error, Dsv4Error):
         return error
@@ -97,6 +154,15 @@ def _typed(error: BaseException) -> Dsv4Error:
         said = str(error)
     except Exception:
         said = "it cannot be printed"
-    typed = EngineError(f"generation panicked: {type(error).__name__}{': ' * bool(said)}{said}")
+    what = f"{type(error).__name__}{': ' * bool(said)}{said}"
+    typed: EngineError
+    if isinstance(error, MemoryError) or any(text in said.lower() for text in _OUT_OF_MEMORY):
+        typed = Overloaded(
+            f"memory ran out: {what} ({place}). What the request held is free again; ask for less, or try again."
+        )
+    elif "CUDA" in said and any(text in said for text in _LOST):
+        typed = EngineDead(f"the device was lost: {what} ({place}). Restart the kernel and load the model again.")
+    else:
+        typed = EngineError(f"generation panicked: {what} ({place})")
     typed.__cause__ = error
     return typed

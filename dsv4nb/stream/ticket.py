@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Event, Generation
-from dsv4nb.session.journal import Journal, State
-from dsv4nb.session.result import generation_of, joined
+from dsv4nb.session.journal import State
+from dsv4nb.session.result import joined
 from dsv4nb.stream.iterate import aevents
 
 POLL_S = 0.1  # an interrupt is seen between two waits
+
+
+class Log(Protocol):
+    """What a ticket shows: the journal of one run, or of a turn of several."""
+
+    @property
+    def error(self) -> Dsv4Error | None: ...
+    @property
+    def state(self) -> State: ...
+    def poll(self, start: int) -> tuple[list[Event], bool]: ...
+    def wait(self, start: int | None, timeout: float) -> bool: ...
+    def taken(self, n: int) -> None: ...
+    def drive(self) -> None: ...
+    def cancel(self) -> None: ...
+    def generation(self) -> Generation: ...
 
 
 class Ticket:
@@ -18,11 +35,16 @@ class Ticket:
 
     Args:
         owner: kept alive as long as the ticket is.
+        place: tells how many requests run before it.
     """
 
-    def __init__(self, journal: Journal, owner: object = None) -> None:
-        self._journal = journal
-        self._owner = owner
+    def __init__(self, log: Log, owner: object = None, place: Callable[[], int | None] = lambda: None) -> None:
+        self._journal, self._owner, self._place = log, owner, place
+
+    @property
+    def place(self) -> int | None:
+        """How many requests run before this one: 0 when it runs or is next, None once it has ended."""
+        return self._place()
 
     @property
     def state(self) -> State:
@@ -77,6 +99,7 @@ class Ticket:
             Dsv4Error: the run failed.
         """
         try:
+            self._journal.drive()
             is_finished = self.wait(timeout)
         except KeyboardInterrupt:
             self.cancel()
@@ -86,7 +109,7 @@ class Ticket:
             raise TimeoutError(f"the run is still {self.state} after {timeout} s; it goes on, cancel() stops it")
         if self._journal.error is not None:
             raise self._journal.error
-        return generation_of(self._journal.request, self._journal.poll(0)[0])
+        return self._journal.generation()
 
     async def aresult(self) -> Generation:
         """Await the result; cancelling the await cancels the run.
@@ -97,6 +120,10 @@ class Ticket:
         async for _ in aevents(self):
             pass
         return self.result()
+
+    def taken(self, n: int) -> None:
+        """Let a run that goes in step go on: its first `n` events were dealt with."""
+        self._journal.taken(n)
 
     def cancel(self) -> None:
         """Stop the run before its next forward; one that is queued never starts. Idempotent."""

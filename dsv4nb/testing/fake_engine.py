@@ -101,12 +101,17 @@ class FakeTokenizer:
 
 @dataclass
 class FakeState:
-    """A sequence: its position, and what was committed."""
+    """A sequence: its position, and what was committed.
+
+    Attributes:
+        prompt: what `prefill` was called with, also if it did not come to its end.
+    """
 
     script: Sequence[int]
     ledger: list[int] = field(default_factory=list)
     n_prompt: int = 0
     rows: Sequence[int] = ()
+    prompt: tuple[int, ...] = ()
 
     @property
     def pos(self) -> int:
@@ -122,10 +127,12 @@ class FakeEngine:
         chunk: prompt tokens per chunk, each of which takes `chunk_delay_s`.
         faults: what the decode forward with this number raises, counted over all sequences from 0.
         prefill_faults: what the prefill with this number raises, likewise.
+        on_step: called with "prefill", "chunk" or "forward_rows" and the sequence when one begins, on the thread that
+            runs it; what it raises is a fault of that step.
 
     Attributes:
         calls: how often each method was called; "chunks" counts chunks.
-        intervals: (start, end) of every prefill and forward, on the monotonic clock.
+        intervals: (start, end) of every prefill and forward, failed ones included, on the monotonic clock.
         threads: names of the threads that ran something.
     """
 
@@ -140,11 +147,13 @@ class FakeEngine:
         chunk_delay_s: float = 0.0,
         faults: Mapping[int, BaseException] | None = None,
         prefill_faults: Mapping[int, BaseException] | None = None,
+        on_step: Callable[[str, FakeState], None] | None = None,
     ) -> None:
         self._scripts = scripts or ((),)
         self._eos, self._vocab_size, self._max_seq = eos, vocab_size, max_seq
         self._delay_s, self._chunk, self._chunk_delay_s = delay_s, chunk, chunk_delay_s
         self._faults, self._prefill_faults = dict(faults or {}), dict(prefill_faults or {})
+        self._on_step = on_step or (lambda step, state: None)
         self.calls = dict.fromkeys(("new_state", "prefill", "chunks", "forward_rows", "commit", "close"), 0)
         self.intervals: list[tuple[float, float]] = []
         self.threads: set[str] = set()
@@ -174,35 +183,43 @@ class FakeEngine:
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Prefilled:
         """Commit the prompt chunk by chunk."""
-        own = self._enter(state, "prefill", self._prefill_faults)
+        own = self._own(state)
+        own.prompt = tuple(tokens)
         started = time.monotonic()
-        for first in range(0, len(tokens), self._chunk):
-            if should_stop is not None and should_stop():
-                raise Cancelled
-            time.sleep(self._chunk_delay_s)
-            self.calls["chunks"] += 1
-            own.ledger += tokens[first : first + self._chunk]
-            own.n_prompt = own.pos
-            if on_progress is not None:
-                on_progress(min(first + self._chunk, len(tokens)), len(tokens))
-        self.intervals.append((started, time.monotonic()))
+        try:
+            self._begin(own, "prefill", self._prefill_faults)
+            for first in range(0, len(tokens), self._chunk):
+                if should_stop is not None and should_stop():
+                    raise Cancelled
+                self._on_step("chunk", own)
+                time.sleep(self._chunk_delay_s)
+                self.calls["chunks"] += 1
+                own.ledger += tokens[first : first + self._chunk]
+                own.n_prompt = own.pos
+                if on_progress is not None:
+                    on_progress(min(first + self._chunk, len(tokens)), len(tokens))
+        finally:
+            self.intervals.append((started, time.monotonic()))
         return Prefilled(logits=self._row(own, own.pos), pos=own.pos, computed=len(tokens))
 
     def forward_rows(self, state: DecodeState, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return rows whose best ids are the script's."""
-        own = self._enter(state, "forward_rows", self._faults)
-        if not 0 < len(tokens) <= MAX_ROWS or own.pos + len(tokens) > self._max_seq:
-            raise EngineError(f"forward_rows got {len(tokens)} rows at {own.pos}", param="tokens")
+        own = self._own(state)
         started = time.monotonic()
-        time.sleep(self._delay_s)
-        own.rows = tuple(tokens)
-        rows = np.stack([self._row(own, own.pos + i + 1) for i in range(len(tokens))])
-        self.intervals.append((started, time.monotonic()))
-        return rows
+        try:
+            self._begin(own, "forward_rows", self._faults)
+            if not 0 < len(tokens) <= MAX_ROWS or own.pos + len(tokens) > self._max_seq:
+                raise EngineError(f"forward_rows got {len(tokens)} rows at {own.pos}", param="tokens")
+            time.sleep(self._delay_s)
+            own.rows = tuple(tokens)
+            return np.stack([self._row(own, own.pos + i + 1) for i in range(len(tokens))])
+        finally:
+            self.intervals.append((started, time.monotonic()))
 
     def commit(self, state: DecodeState, n: int) -> None:
         """Keep the first `n` rows."""
-        own = self._enter(state, "commit", {})
+        own = self._own(state)
+        self._count("commit")
         if not 0 <= n <= len(own.rows):
             raise EngineError(f"commit({n}): the last forward left {len(own.rows)} rows", param="n")
         own.ledger += own.rows[:n]
@@ -212,14 +229,22 @@ class FakeEngine:
         """Count; there is nothing to free."""
         self.calls["close"] += 1
 
-    def _enter(self, state: DecodeState, call: str, faults: Mapping[int, BaseException]) -> FakeState:
-        n = self.calls[call]
-        self.calls[call] += 1
-        self.threads.add(threading.current_thread().name)
-        if n in faults:
-            raise faults[n]
+    def _own(self, state: DecodeState) -> FakeState:
         assert isinstance(state, FakeState), state
         return state
+
+    def _count(self, call: str) -> int:
+        """Return how often `call` was called before."""
+        self.threads.add(threading.current_thread().name)
+        self.calls[call] += 1
+        return self.calls[call] - 1
+
+    def _begin(self, state: FakeState, call: str, faults: Mapping[int, BaseException]) -> None:
+        """Count a prefill or a forward, and fail as told."""
+        n = self._count(call)
+        if n in faults:
+            raise faults[n]
+        self._on_step(call, state)
 
     def _row(self, state: FakeState, position: int) -> npt.NDArray[np.float32]:
         """The logits that predict `position`: sampled with, they still all but always give the script's id."""

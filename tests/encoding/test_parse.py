@@ -1,4 +1,4 @@
-"""The strict parser against the official one."""
+"""The strict parser against the official one, and the tolerant one against it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4nb.encoding.constants import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN
-from dsv4nb.encoding.parse import ParsedMessage, ToolCall, parse_strict
+from dsv4nb.encoding.constants import ASSISTANT, BOS, CALLS_CLOSE, CALLS_OPEN, DSML, EOS, THINK_CLOSE, THINK_OPEN
+from dsv4nb.encoding.parse import ParsedMessage, ToolCall, parse_strict, parse_tolerant
 from dsv4nb.encoding.render import render_text
 from dsv4nb.errors import ParseError
 
@@ -25,6 +25,49 @@ def test_replies_parse_as_the_official_parser_does(parse_vector: dict[str, Any])
     calls = tuple(ToolCall(call["name"], call["arguments"]) for call in reference["tool_calls"])
     expected = ParsedMessage(reference["reasoning"], reference["content"], calls)
     assert parse_strict(parse_vector["text"], thinking=thinking) == expected
+
+
+def test_m68_any_reply_parses_as_the_serving_parser_does(parse_vector: dict[str, Any]) -> None:
+    tolerant = parse_vector["tolerant"]
+    thinking = parse_vector["thinking_mode"] == "thinking"
+    parsed = parse_tolerant(parse_vector["text"], thinking=thinking, tools_enabled=parse_vector["tools_enabled"])
+    assert (parsed.reasoning, parsed.content) == (tolerant["reasoning"], tolerant["content"])
+    assert parsed.tool_calls == tuple(ToolCall(call["name"], call["arguments"]) for call in tolerant["tool_calls"])
+    assert (sorted(parsed.anomalies), parsed.ending) == (tolerant["anomalies"], tolerant["ended"])
+    # an argument that is no JSON, and a block where no tools were offered
+    if parse_vector["reference"]["ok"] and parse_vector["id"] not in ("p37", "p45"):
+        strict = parse_strict(parse_vector["text"], thinking=thinking)
+        assert ParsedMessage(parsed.reasoning, parsed.content, parsed.tool_calls) == strict
+        assert not parsed.anomalies
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"a{EOS}", "stop"),
+        ("a", "length"),
+        (f"{CALLS_OPEN}\n{CALLS_CLOSE}{EOS}", "stop"),
+        (f'{CALLS_OPEN}\n<{DSML}invoke name="f">\n</{DSML}invoke>\n{CALLS_CLOSE}', "tool_calls"),
+        (f'{CALLS_OPEN}\n<{DSML}invoke name="f">\n</{DSML}invoke>\n{CALLS_CLOSE}{EOS}', "tool_calls"),
+        (f'{CALLS_OPEN}\n<{DSML}invoke name="f">\n</{DSML}invoke>\n{EOS}', "tool_calls"),
+        (f'{CALLS_OPEN}\n<{DSML}invoke name="f">\n</{DSML}invoke>\n', "length"),
+    ],
+)
+def test_a_reply_says_why_it_ended(text: str, reason: str) -> None:
+    assert parse_tolerant(text, thinking=False, tools_enabled=True).finish_reason == reason
+
+
+def test_a_block_within_the_reasoning_ends_it() -> None:
+    block = f'{CALLS_OPEN}\n<{DSML}invoke name="open_file">\n<{DSML}parameter name="path" string="true">notes.md'
+    block += f"</{DSML}parameter>\n</{DSML}invoke>\n{CALLS_CLOSE}"
+    parsed = parse_tolerant(f"I should read it first.\n\n{block}{EOS}", thinking=True, tools_enabled=True)
+    assert (parsed.reasoning, parsed.content) == ("I should read it first.", "")
+    assert parsed.tool_calls == (ToolCall("open_file", '{"path": "notes.md"}'),)
+    assert parsed.finish_reason == "tool_calls"
+    text = f"The tag <{DSML} is internal.{THINK_CLOSE}Done.{EOS}"
+    parsed = parse_tolerant(text, thinking=True, tools_enabled=True)
+    assert (parsed.reasoning, parsed.content) == (f"The tag <{DSML} is internal.", "Done.")
+    assert (parsed.tool_calls, parsed.anomalies) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -74,6 +117,8 @@ def test_the_string_flag_alone_decides_the_type() -> None:
     parsed = parse_strict(text, thinking=True)
     arguments = ", ".join(f'"{name}": {value}' for name, _, _, value in FLAGGED)
     assert parsed == ParsedMessage("", "", (ToolCall("probe", f"{{{arguments}}}"),))
+    tolerant = parse_tolerant(text, thinking=True, tools_enabled=True)
+    assert (tolerant.tool_calls, tolerant.anomalies) == (parsed.tool_calls, ())
     # back in the history the call is written as it was generated
     call = {"function": {"name": "probe", "arguments": parsed.tool_calls[0].arguments_json}}
     assert generated({"role": "assistant", "content": "", "tool_calls": [call]}, thinking=True) == text
@@ -110,8 +155,25 @@ def test_a_rendered_message_parses_back(
         "content": content,
         "tool_calls": [{"type": "function", "function": function} for function in functions],
     }
-    parsed = parse_strict(generated(message, thinking=thinking), thinking=thinking)
+    text = generated(message, thinking=thinking)
+    parsed = parse_strict(text, thinking=thinking)
     expected = tuple(ToolCall(function["name"], function["arguments"]) for function in functions)
     assert parsed == ParsedMessage(reasoning if thinking else "", content, expected)
+    tolerant = parse_tolerant(text, thinking=thinking, tools_enabled=True)
+    assert ParsedMessage(tolerant.reasoning, tolerant.content, tolerant.tool_calls) == parsed
+    assert not tolerant.anomalies
     again = {**message, "tool_calls": [{"function": {"name": c.name, "arguments": c.arguments_json}} for c in expected]}
     assert generated(again, thinking=thinking) == generated(message, thinking=thinking)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(texts.filter(lambda text: "\n" not in text), st.dictionaries(texts, values, max_size=3))
+def test_names_that_no_one_escapes_are_read_as_the_official_parser_does(name: str, arguments: dict[str, Any]) -> None:
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    text = generated({"role": "assistant", "content": "", "tool_calls": [{"function": function}]}, thinking=False)
+    tolerant = parse_tolerant(text, thinking=False, tools_enabled=True)
+    try:
+        strict = parse_strict(text, thinking=False)
+    except ParseError:
+        return  # a name that looks like the end of its header
+    assert tolerant.tool_calls == strict.tool_calls or "invalid_json_arg" in tolerant.anomalies

@@ -9,7 +9,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.events import Done, Event, Failed, PromptUsage, Token
+from dsv4nb.events import Done, Event, Failed, PromptUsage, Timings, Token
 
 
 class ScriptTicket:
@@ -42,6 +42,8 @@ class ScriptTicket:
                     queue_s=0.0,
                     elapsed_s=0.5,
                     config=SamplerConfig(),
+                    route="plain_greedy",
+                    timings=Timings(queue_s=0.0, prepare_s=0.0),
                 )
             )
         self._over.set()

@@ -100,7 +100,7 @@ def test_a_failed_turn_leaves_the_history_as_it_was(make_model: MakeModel) -> No
     with pytest.raises(EngineError, match="lost"):
         chat.send("two")
     assert chat.messages == before
-    assert chat.turns[1].error == "generation panicked: RuntimeError: lost"
+    assert chat.turns[1].error == "generation panicked: RuntimeError: lost (decode at position 11)"
     assert chat.turns[1].stop_reason is None and chat.turns[1].text == "Broken"
     assert chat.send("three").text == "Better."
     assert [turn.user for turn in chat.turns] == ["one", "two", "three"]
@@ -217,7 +217,8 @@ def test_marks_are_part_of_the_text(make_model: MakeModel) -> None:
     with pytest.raises(EngineError):
         chat.send("More")
     assert repr(chat).endswith(
-        "Model: a\n\n[Reached the token limit]\n\nYou: More\n\n[Failed: generation panicked: RuntimeError: lost]"
+        "Model: a\n\n[Reached the token limit]\n\nYou: More\n\n"
+        "[Failed: generation panicked: RuntimeError: lost (prefill at position 0)]"
     )
 
 

@@ -41,7 +41,7 @@ REFUSED: list[tuple[dict[str, Any], type[Dsv4Error], str | None]] = [
     ({"messages": [*HI, SYSTEM]}, EncodingError, "messages"),
     ({"messages": [SYSTEM, *HI], "system": "x"}, RequestError, "system"),
     ({"prompt": "a", "system": 5}, RequestError, "system"),
-    ({"prompt": "a", "tools": "f"}, EncodingError, "messages"),
+    ({"prompt": "a", "tools": "f"}, RequestError, "tools"),
     ({"prompt": "a", "thinking": 1}, RequestError, "thinking"),
     ({"prompt": "a", "trust_text": "yes"}, RequestError, "trust_text"),
     ({"prompt": "a", "effort": "high"}, RequestError, "effort"),
@@ -111,7 +111,7 @@ def test_defaults_are_the_models_and_a_seed_is_drawn(make_model: MakeModel) -> N
     one, other = model.prepare("a"), model.prepare("a")
     assert one.config.temperature == model.limits.sampler.temperature
     assert one.config.seed != other.config.seed
-    assert one.max_new == 1024
+    assert one.max_new == model.limits.max_seq - 96 - len(one.prompt)
     own = model.prepare("a", temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=2**64 - 1, max_new=5, stop="x")
     assert own.config == SamplerConfig(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=2**64 - 1)
     assert (own.max_new, own.stops) == (5, ("x",))

@@ -26,10 +26,12 @@ def test_a_continued_reply_becomes_one_message(make_model: MakeModel) -> None:
     assert result.messages == (asked[0], {"role": "assistant", "content": "Well, yes."})
 
 
-def test_calls_that_cannot_be_read_stay_text(make_model: MakeModel) -> None:
+def test_a_block_that_departs_from_the_format_is_read_and_reported(make_model: MakeModel) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    # no blank line in front of the block: the strict parser does not take it
-    script = '<｜DSML｜tool_calls><｜DSML｜invoke name="f"></｜DSML｜invoke></｜DSML｜tool_calls>'
+    # another spelling of the block, and no line breaks: the strict parser takes neither
+    script = '<｜DSML｜function_calls><｜DSML｜invoke name="f"></｜DSML｜invoke></｜DSML｜function_calls>'
     result = make_model(script).generate("hi", tools=[tool])
     assert result.stop_reason == "tool_calls" and result.raw_text == script
-    assert "tool_calls" not in result.messages[-1]
+    assert [(call.id, call.name, call.arguments) for call in result.tool_calls] == [("call_0", "f", "{}")]
+    assert result.messages[-1]["tool_calls"][0]["id"] == "call_0"
+    assert "malformed_opener" in result.problems

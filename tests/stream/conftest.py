@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.events import Done, Event, PromptUsage, StopReason, Token
+from dsv4nb.events import Done, Event, PromptUsage, StopReason, Timings, Token
 
 
 def done(n_tokens: int, stop_reason: StopReason = "stop") -> Done:
@@ -18,6 +18,8 @@ def done(n_tokens: int, stop_reason: StopReason = "stop") -> Done:
         queue_s=0.0,
         elapsed_s=0.5,
         config=SamplerConfig(),
+        route="plain_greedy",
+        timings=Timings(queue_s=0.0, prepare_s=0.0),
     )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from dsv4nb.encoding.constants import EOS, THINK_CLOSE
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
 from dsv4nb.errors import EngineError
-from dsv4nb.testing.fake_engine import FakeEngine, FakeTokenizer
+from dsv4nb.testing.fake_engine import FakeEngine, FakeState, FakeTokenizer
 from dsv4nb.testing.fake_model import fake_model
 
 
@@ -65,6 +66,34 @@ def test_a_stopped_prefill_keeps_finished_chunks() -> None:
     with pytest.raises(Cancelled):
         engine.prefill(state, [3] * 5, should_stop=lambda: state.pos >= 2)
     assert state.ledger == [3, 3]
+
+
+def test_every_step_can_be_watched_and_failed() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def on_step(step: str, state: FakeState) -> None:
+        assert state.prompt == (3, 4, 5)
+        seen.append((step, state.pos))
+        if len(seen) == 5:
+            raise ValueError("watched")
+
+    engine = FakeEngine([7] * 9, chunk=2, on_step=on_step)
+    state = engine.new_state()
+    engine.prefill(state, [3, 4, 5])
+    engine.forward_rows(state, [7])
+    with pytest.raises(ValueError, match="watched"):
+        engine.forward_rows(state, [7])
+    assert seen == [("prefill", 0), ("chunk", 0), ("chunk", 2), ("forward_rows", 3), ("forward_rows", 3)]
+    assert len(engine.intervals) == 3 and engine.intervals == sorted(engine.intervals)
+
+
+@pytest.mark.parametrize("faults", [{"prefill_faults": {0: ValueError("x")}}, {"chunk": 1}], ids=str)
+def test_a_prefill_that_does_not_end_leaves_its_prompt_and_its_interval(faults: dict[str, Any]) -> None:
+    engine = FakeEngine([7], **faults)
+    state = engine.new_state()
+    with pytest.raises((ValueError, Cancelled)):
+        engine.prefill(state, [3, 4], should_stop=lambda: state.pos == 1)
+    assert state.prompt == (3, 4) and len(engine.intervals) == 1
 
 
 def test_it_refuses_what_an_engine_refuses() -> None:

@@ -9,7 +9,7 @@ from comm.base_comm import BaseComm
 
 from dsv4nb.config import SamplerConfig
 from dsv4nb.errors import Dsv4Error
-from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Token
+from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Timings, Token
 
 
 class RecordedComm(BaseComm):
@@ -66,6 +66,8 @@ class HandTicket:
                 queue_s=0.0,
                 elapsed_s=0.5,
                 config=SamplerConfig(),
+                route="plain_greedy",
+                timings=Timings(queue_s=0.0, prepare_s=0.0),
             )
         )
         self.state, self.finished = "done", True
