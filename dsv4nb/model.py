@@ -25,8 +25,9 @@ from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, Mod
 from dsv4nb.events import Event, Generation, Recipe, Timings, Token
 from dsv4nb.info import LoadInfo, load_info
 from dsv4nb.session.chat import Chat
-from dsv4nb.session.journal import Journal, OnEnd
+from dsv4nb.session.journal import Journal
 from dsv4nb.session.limits import SLACK
+from dsv4nb.session.log import OnEnd
 from dsv4nb.session.loop import MAX_ROUNDS, Approve, Loop, Rules
 from dsv4nb.session.recipe import check, request_of
 from dsv4nb.session.request import (

@@ -21,7 +21,9 @@ Check = Callable[[str], str]
 
 # a token is left out because nothing can follow it, not because forced text has a more usual spelling
 _OPTIONS = '%llguidance {"no_forcing": true}'
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"  # where JSON may have any: a model that likes blanks goes on for ever
+# between JSON tokens: nothing, a space, or a line break with an indent. JSON has any, and a model that may go on
+# with blanks for ever does
+_BLANKS = r"\x20|\x0A[\x20\x09]{0,48}"
 _ANY = "(?s:.*)"
 _NAME = re.compile(r'[^"<>｜\x00-\x1f]+')  # DSML has no escapes
 

@@ -1,8 +1,9 @@
 """JSON schema, regex or tool choice → the tokens that a reply may go on with (dspark.md 5.3).
 
 The library is llguidance: it has no dependencies (8 MB, imported in 0.02 s), where xgrammar needs transformers
-(116 MB, 1.4 s), and it refuses by name the schema keywords that it cannot enforce, which xgrammar ignores. With
-the model's 129,280 ids it compiles a schema in about 1 ms and makes a mask in 13 to 70 us at the median.
+(116 MB, 1.4 s), and it refuses by name the schema keywords that it cannot enforce, which xgrammar ignores. The
+model's 129,280 ids are read once in about 0.4 s; then a schema compiles in 1 to 3 ms, and a mask takes 20 to 70 us
+at the median.
 """
 
 from __future__ import annotations

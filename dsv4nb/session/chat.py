@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
 from dsv4nb.events import Event, Failed, Generation, StopReason, ToolCall, ToolResult
-from dsv4nb.session.journal import OnEnd
+from dsv4nb.session.log import OnEnd
 from dsv4nb.session.request import Options, override
 from dsv4nb.session.result import joined
 from dsv4nb.session.tool_text import result_text

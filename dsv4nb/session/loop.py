@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from dsv4nb.errors import Dsv4Error, RequestError
 from dsv4nb.events import Done, Event, Failed, Generation, TokenSnapshot, ToolCall, ToolResult
 from dsv4nb.session.functions import Toolset
-from dsv4nb.session.journal import Journal, OnEnd, State
+from dsv4nb.session.journal import Journal
+from dsv4nb.session.log import Log, OnEnd
 
 POLL_S = 0.1  # an interrupt is seen between two waits
 MAX_ROUNDS = 8
@@ -41,7 +42,7 @@ class Rules:
     max_rounds: int = MAX_ROUNDS
 
 
-class Loop:
+class Loop(Log):
     """Looks like the journal of one run, and is several with calls between them.
 
     Whoever calls `drive` runs the functions, on its own thread; it returns when the turn has ended.
@@ -53,11 +54,9 @@ class Loop:
     def __init__(
         self, start: Start, messages: Sequence[Mapping[str, Any]], rules: Rules, on_end: OnEnd | None = None
     ) -> None:
+        super().__init__()
         self.error: Dsv4Error | None = None
         self._start, self._rules, self._on_end = start, rules, on_end
-        self._changed = threading.Condition()
-        self._events: list[Event] = []
-        self._state: State = "queued"
         self._cancelled = threading.Event()
         self._is_driven = False
         self._steps: list[Generation] = []  # of the runs that have ended
@@ -65,28 +64,6 @@ class Loop:
         self._result: Generation | None = None
         self._run = start(messages)  # what is refused is refused here, before anything has changed
         self._n_runs, self._n_seen = 1, 0
-
-    @property
-    def state(self) -> State:
-        """queued, running, done, cancelled or failed."""
-        return "running" if self._state == "queued" and self._run.state != "queued" else self._state
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last event was written."""
-        return self._state in ("done", "cancelled", "failed")
-
-    def poll(self, start: int) -> tuple[list[Event], bool]:
-        """See `Journal.poll`."""
-        with self._changed:
-            return self._events[start:], self.is_finished
-
-    def wait(self, start: int | None, timeout: float) -> bool:
-        """See `Journal.wait`."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self.is_finished or (start is not None and len(self._events) > start), timeout
-            )
 
     def taken(self, n: int) -> None:
         """A turn with calls does not go in step."""
@@ -106,7 +83,7 @@ class Loop:
 
         An interrupt cancels the turn, lets it end in order, and is raised.
         """
-        with self._changed:
+        with self.changed:
             if self._is_driven:
                 return
             self._is_driven = True
@@ -198,26 +175,12 @@ class Loop:
         self._end(Failed(code=error.code, message=str(error), param=error.param, retryable=error.retryable))
 
     def _append(self, events: Sequence[Event]) -> None:
-        with self._changed:
-            self._events += events
-            self._state = "running"
-            self._changed.notify_all()
+        self.write(events, "running")
 
     def _end(self, *last: Event) -> None:
+        on_end, self._on_end = self._on_end, None
         final = last[-1]
-        try:
-            if self._on_end is not None:
-                events = (*self._events, *last)
-                self._on_end(final if isinstance(final, Failed) else self.generation(), events)
-        finally:
-            self._on_end = None
-            with self._changed:
-                self._events += last
-                if isinstance(final, Done):
-                    self._state = "cancelled" if final.stop_reason == "cancelled" else "done"
-                else:
-                    self._state = "failed"
-                self._changed.notify_all()
+        self.end(last, lambda: final if isinstance(final, Failed) else self.generation(), on_end)
 
 
 def _not_run(call: ToolCall, why: str) -> ToolResult:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import Dsv4Error, EngineDead, EngineError, ModelClosed, Overloaded
 from dsv4nb.events import Timings
-from dsv4nb.session.journal import Journal, OnEnd, State
+from dsv4nb.session.journal import Journal
+from dsv4nb.session.log import OnEnd, State
 from dsv4nb.session.request import ChatTokens, Request
 from dsv4nb.session.run import Place, run
 
@@ -99,14 +100,18 @@ class Server:
         with self._lock:
             self._is_closed = True
             ending = list(self._open)
-        for journal in ending:
-            journal.cancel()
-        self._queue.put(None)
+        try:
+            for journal in ending:
+                journal.cancel()
+        finally:
+            self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_S)
 
     def _serve(self) -> None:
         while (journal := self._queue.get()) is not None:
+            if self._is_closed:
+                journal.cancel()
             if journal.start():
                 self._attempt(journal)
             with self._lock:
@@ -123,12 +128,11 @@ class Server:
             self.timings = run(self._engine, self._tokens, journal, place)
         except BaseException as error:
             logger.debug("a run failed kind=%s", type(error).__name__, exc_info=error)
-            # its frames hold the state, which may be gigabytes
-            traceback.clear_frames(error.__traceback__)
+            _forget_frames(error)
             typed = _typed(error, place)
             if isinstance(typed, EngineDead):
                 self._dead = typed
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):  # of whoever listens for the end
                 journal.fail(typed)
 
 
@@ -146,13 +150,24 @@ _LOST = (
 )
 
 
+def _forget_frames(error: BaseException) -> None:
+    """Let go of what the frames of an error and of those behind it hold: the state, which may be gigabytes."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            left += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
 def _typed(error: BaseException, place: Place) -> Dsv4Error:
     """Return the error as one of ours; what it says may be anything."""
     if isinstance(error, Dsv4Error):
         return error
     try:
         said = str(error)
-    except Exception:
+    except BaseException:
         said = "it cannot be printed"
     what = f"{type(error).__name__}{': ' * bool(said)}{said}"
     typed: EngineError

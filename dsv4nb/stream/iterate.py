@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, suppress
 from typing import Protocol
 
 from dsv4nb.events import Event, Generation
@@ -19,6 +19,7 @@ class Run(Protocol):
     def poll(self, start: int) -> tuple[list[Event], bool]: ...
     def result(self) -> Generation: ...
     def cancel(self) -> None: ...
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 def iterate(ticket: Run) -> Iterator[Event]:
@@ -47,16 +48,29 @@ async def aiterate(ticket: Run) -> AsyncGenerator[Event]:
 
 
 async def aevents(ticket: Run) -> AsyncGenerator[Event]:
-    """Yield the events of a run without raising its error."""
-    seen = 0
+    """Yield the events of a run without raising its error, each as soon as the loop gets to it."""
+    loop, news, seen = asyncio.get_running_loop(), asyncio.Event(), 0
+
+    def tell() -> None:  # on the serving thread
+        with suppress(RuntimeError):  # the loop was closed under the reader
+            loop.call_soon_threadsafe(news.set)
+
+    unwatch = ticket.watch(tell)
     try:
         while True:
+            news.clear()
             events, is_finished = ticket.poll(seen)
             for event in events:
                 yield event
             seen += len(events)
             if is_finished:
                 return
-            await asyncio.sleep(HEARTBEAT_S)
+            # not wait_for: before Python 3.12 it can lose a cancellation that comes together with news
+            heartbeat = loop.call_later(HEARTBEAT_S, news.set)
+            try:
+                await news.wait()
+            finally:
+                heartbeat.cancel()
     finally:
+        unwatch()
         ticket.cancel()

@@ -8,25 +8,25 @@ from typing import Protocol
 
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Event, Generation
-from dsv4nb.session.journal import State
+from dsv4nb.session.log import State
 from dsv4nb.session.result import joined
 from dsv4nb.stream.iterate import aevents
 
 POLL_S = 0.1  # an interrupt is seen between two waits
 
 
-class Log(Protocol):
+class Source(Protocol):
     """What a ticket shows: the journal of one run, or of a turn of several."""
 
-    @property
-    def error(self) -> Dsv4Error | None: ...
-    @property
-    def state(self) -> State: ...
+    error: Dsv4Error | None
+    state: State
+
     def poll(self, start: int) -> tuple[list[Event], bool]: ...
     def wait(self, start: int | None, timeout: float) -> bool: ...
     def taken(self, n: int) -> None: ...
     def drive(self) -> None: ...
     def cancel(self) -> None: ...
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]: ...
     def generation(self) -> Generation: ...
 
 
@@ -38,8 +38,8 @@ class Ticket:
         place: tells how many requests run before it.
     """
 
-    def __init__(self, log: Log, owner: object = None, place: Callable[[], int | None] = lambda: None) -> None:
-        self._journal, self._owner, self._place = log, owner, place
+    def __init__(self, source: Source, owner: object = None, place: Callable[[], int | None] = lambda: None) -> None:
+        self._source, self._owner, self._place = source, owner, place
 
     @property
     def place(self) -> int | None:
@@ -49,16 +49,16 @@ class Ticket:
     @property
     def state(self) -> State:
         """queued, running, done, cancelled or failed."""
-        return self._journal.state
+        return self._source.state
 
     @property
     def text(self) -> str:
         """The content so far."""
-        return joined(self._journal.poll(0)[0], "content")
+        return joined(self._source.poll(0)[0], "content")
 
     def poll(self, start: int) -> tuple[list[Event], bool]:
         """Return the events from index `start` on, without waiting, and whether the run has ended."""
-        return self._journal.poll(start)
+        return self._source.poll(start)
 
     def events(self) -> Iterator[Event]:
         """Yield every event from the first on, waiting for those to come; any number of readers may.
@@ -68,13 +68,13 @@ class Ticket:
         seen = 0
         try:
             while True:
-                events, is_finished = self._journal.poll(seen)
+                events, is_finished = self._source.poll(seen)
                 yield from events
                 seen += len(events)
                 if is_finished:
                     return
                 if not events:
-                    self._journal.wait(seen, POLL_S)
+                    self._source.wait(seen, POLL_S)
         except KeyboardInterrupt:
             self.cancel()
             raise
@@ -84,7 +84,7 @@ class Ticket:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
-            if self._journal.wait(None, max(0.0, left)):
+            if self._source.wait(None, max(0.0, left)):
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
@@ -99,7 +99,7 @@ class Ticket:
             Dsv4Error: the run failed.
         """
         try:
-            self._journal.drive()
+            self._source.drive()
             is_finished = self.wait(timeout)
         except KeyboardInterrupt:
             self.cancel()
@@ -107,9 +107,9 @@ class Ticket:
             raise
         if not is_finished:
             raise TimeoutError(f"the run is still {self.state} after {timeout} s; it goes on, cancel() stops it")
-        if self._journal.error is not None:
-            raise self._journal.error
-        return self._journal.generation()
+        if self._source.error is not None:
+            raise self._source.error
+        return self._source.generation()
 
     async def aresult(self) -> Generation:
         """Await the result; cancelling the await cancels the run.
@@ -123,11 +123,19 @@ class Ticket:
 
     def taken(self, n: int) -> None:
         """Let a run that goes in step go on: its first `n` events were dealt with."""
-        self._journal.taken(n)
+        self._source.taken(n)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback()` after each event, on the thread that wrote it; it must not block.
+
+        Returns:
+            A function that ends this.
+        """
+        return self._source.watch(callback)
 
     def cancel(self) -> None:
         """Stop the run before its next forward; one that is queued never starts. Idempotent."""
-        self._journal.cancel()
+        self._source.cancel()
 
     def __repr__(self) -> str:
-        return f"<Ticket {self.state}, {len(self._journal.poll(0)[0])} events>"
+        return f"<Ticket {self.state}, {len(self._source.poll(0)[0])} events>"

@@ -76,7 +76,7 @@ def refused_at(matcher: Matcher, tokens: Any, ids: Iterable[int]) -> str | None:
     """The token at which a text departs from the grammar, None when it is whole and complete."""
     for token in (*ids, tokens.eos_id):
         if not matcher.mask()[token]:
-            return str(tokens.token_bytes(token).decode())
+            return str(tokens.token_bytes(token).decode(errors="replace"))
         matcher.advance(token)
     return None
 
@@ -137,11 +137,25 @@ def test_random_walks_of_json_object_are_objects(seed: int, toy: ChatTokenizer) 
     assert isinstance(json.loads(text), dict)
 
 
-def test_blanks_between_json_tokens_are_free_but_not_endless(toy: ChatTokenizer) -> None:
-    for blanks, is_allowed in ((0, True), (64, True), (65, False)):
-        text = '{"a":' + " " * blanks + "1}"
+@pytest.mark.parametrize(
+    ("blanks", "is_allowed"),
+    [
+        *((blanks, True) for blanks in ("", " ", "\n", "\n\t", "\n" + " " * 48)),
+        *((blanks, False) for blanks in ("  ", "\n\n", "\t", " \n", "\n" + " " * 49)),
+    ],
+    ids=repr,
+)
+def test_blanks_between_json_tokens_have_an_end(blanks: str, is_allowed: bool, toy: ChatTokenizer) -> None:
+    for text in (f'{{"a":{blanks}1}}', f'{{{blanks}"a": 1,{blanks}"b": 2}}', f'{{"a": [1{blanks}]}}'):
         matcher = matcher_of(toy, response_format={"type": "json_object"})
         assert (refused_at(matcher, toy, toy.encode_plain(text)) is None) == is_allowed
+
+
+@pytest.mark.parametrize("style", [{}, {"indent": 4}, {"separators": (",", ":")}], ids=str)
+def test_json_may_be_written_in_the_usual_styles(style: dict[str, Any], toy: ChatTokenizer) -> None:
+    text = json.dumps({"a": [1, {"b": ["x", None]}], "c": {"d": {}}}, **style)
+    matcher = matcher_of(toy, response_format={"type": "json_object"})
+    assert refused_at(matcher, toy, toy.encode_plain(text)) is None
 
 
 def test_nothing_stands_around_the_json(toy: ChatTokenizer) -> None:
@@ -263,8 +277,8 @@ VALUE_CASES: list[tuple[Any, list[tuple[str, str]], list[tuple[str, str]]]] = [
     (True, [("true", "x"), ("false", "{}")], [("false", '"x"')]),
     ({"type": ["string", "null"]}, [("true", "null"), ("false", "null")], [("false", "1")]),
     (
-        {"enum": ["a/b", 'q"', "é\n", 7]},
-        [("true", 'q"'), ("true", "é\n"), ("false", "7")],
+        {"enum": ["a/b", 'q"', "é\n\x01\u2028", 7]},
+        [("true", 'q"'), ("true", "é\n\x01\u2028"), ("false", "7")],
         [("true", "7"), ("true", "a")],
     ),
     ({"const": "on"}, [("true", "on")], [("true", "o"), ("false", '"on"')]),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.errors import EngineError, ModelClosed
+from dsv4nb.errors import EngineDead, EngineError, ModelClosed, Overloaded
 from dsv4nb.events import Done, Event, Failed, PromptUsage, Token, TokenSnapshot
 
 MakeModel = Callable[..., Any]
@@ -236,3 +238,148 @@ class TestClose:
         assert ticket.result(2.0).stop_reason == "cancelled"
         wait_for(lambda: not serving("slow"))
         assert model.engine.calls["close"] == 1
+
+
+class Odd(BaseException):
+    """No Exception."""
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise Odd
+
+
+def broken(*_: object) -> None:
+    raise LookupError("a listener")
+
+
+def odd(*_: object) -> None:
+    raise Odd
+
+
+class TestListeners:
+    """What listens for an end may fail; the queue, the thread and the engine do not."""
+
+    def test_a_listener_that_fails_keeps_nothing_from_closing(self, make_model: MakeModel) -> None:
+        model = make_model(LONG, delay_s=0.002, name="listened")
+        request = model.prepare("hi")
+        tickets = [model.start(request, on_end) for on_end in (None, broken, None)]
+        wait_for(lambda: tickets[0].state == "running")
+        model.close()
+        assert [ticket.state for ticket in tickets] == ["cancelled"] * 3
+        assert serving("listened") == [] and model.engine.calls["close"] == 1
+
+    def test_whoever_cancels_does_not_hear_of_a_listener(self, make_model: MakeModel) -> None:
+        model = make_model(LONG, delay_s=0.002)
+        first, queued = model.start(model.prepare("hi")), model.start(model.prepare("hi"), broken)
+        queued.cancel()
+        assert queued.state == "cancelled"
+        first.cancel()
+
+    @pytest.mark.parametrize("fault", [RuntimeError("lost"), Unprintable()], ids=["plain", "unprintable"])
+    @pytest.mark.parametrize("on_end", [None, broken, odd])
+    def test_the_thread_outlives_every_listener_and_every_fault(
+        self, make_model: MakeModel, fault: BaseException, on_end: Any
+    ) -> None:
+        model = make_model("Fine.", prefill_faults={0: fault})
+        assert model.start(model.prepare("hi"), on_end).wait(2)
+        assert model.generate("hi").text == "Fine."
+
+    def test_a_failed_run_keeps_nothing_of_what_its_frames_held(self, make_model: MakeModel) -> None:
+        held: list[weakref.ref[Any]] = []
+
+        class Big:
+            """Stands for gigabytes."""
+
+        def fail(*_: object, **__: object) -> None:
+            big = Big()
+            held.append(weakref.ref(big))
+            try:
+                raise ValueError("inner")
+            except ValueError as error:
+                again = Big()
+                held.append(weakref.ref(again))
+                raise RuntimeError("outer") from error
+
+        model = make_model()
+        model.engine.prefill = fail
+        ticket = model.submit("hi")
+        with pytest.raises(EngineError):
+            ticket.result()
+        gc.collect()
+        assert [ref() for ref in held] == [None, None]
+
+    def test_a_lost_device_is_not_asked_again(self, make_model: MakeModel) -> None:
+        lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+        model = make_model("Fine.", faults={0: lost}, delay_s=0.01)
+        first, second = model.submit("hi"), model.submit("hi")
+        with pytest.raises(EngineDead, match="the device was lost: RuntimeError: CUDA error"):
+            first.result()
+        with pytest.raises(EngineDead):
+            second.result()
+        before = dict(model.engine.calls)
+        with pytest.raises(EngineDead) as caught:
+            model.generate("hi")
+        assert (caught.value.code, caught.value.retryable) == ("engine_dead", False)
+        assert model.engine.calls == before
+
+    @pytest.mark.parametrize(
+        "fault", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")], ids=["host", "device"]
+    )
+    def test_memory_that_ran_out_can_be_tried_again(self, make_model: MakeModel, fault: BaseException) -> None:
+        model = make_model("Fine.", faults={0: fault})
+        with pytest.raises(Overloaded, match=r"memory ran out: .*\(decode at position \d+\)") as caught:
+            model.generate("hi")
+        assert (caught.value.code, caught.value.retryable) == ("overloaded", True)
+        assert model.generate("hi").text == "Fine."
+
+
+class TestQueue:
+    def test_a_ticket_knows_its_place(self, make_model: MakeModel) -> None:
+        model = make_model(LONG, delay_s=0.002)
+        tickets = [model.submit("hi") for _ in range(4)]
+        wait_for(lambda: tickets[0].state == "running")
+        assert [ticket.place for ticket in tickets] == [0, 1, 2, 3]
+        assert [entry.state for entry in model.queue] == ["running", "queued", "queued", "queued"]
+        assert model.queue[0].waited_s >= model.queue[3].waited_s >= 0
+        tickets[1].cancel()
+        assert [ticket.place for ticket in tickets] == [0, None, 1, 2]
+        for ticket in tickets:
+            ticket.cancel()
+        assert all(ticket.wait(2) for ticket in tickets)
+        assert model.queue == []
+
+
+class TestInStep:
+    def test_a_run_waits_for_its_reader(self, make_model: MakeModel) -> None:
+        model = make_model(LONG)
+        ticket = model.start(model.prepare("hi"), in_step=True)
+        wait_for(lambda: len(tokens_of(ticket.poll(0)[0])) == 1)
+        time.sleep(0.05)
+        events = ticket.poll(0)[0]
+        assert len(tokens_of(events)) == 1
+        ticket.taken(len(events))
+        wait_for(lambda: len(tokens_of(ticket.poll(0)[0])) == 2)
+        ticket.cancel()
+        assert ticket.result().stop_reason == "cancelled"
+
+    def test_false_stops_after_the_token_it_was_said_to(self, make_model: MakeModel) -> None:
+        model = make_model(LONG)
+        said: list[Token] = []
+
+        def third(token: Token) -> bool:
+            said.append(token)
+            return len(said) < 3
+
+        reply = model.generate("hi", on_token=third)
+        assert (len(reply.ids), len(said), reply.stop_reason) == (3, 3, "cancelled")
+        with pytest.raises(LookupError):
+            model.generate("hi", on_token=broken)
+        assert model.generate("hi", on_token=lambda token: None, max_new=5).stop_reason == "length"
+
+    def test_a_handle_that_is_closed_releases_a_run_in_step(self, make_model: MakeModel) -> None:
+        model = make_model(LONG, name="held")
+        ticket = model.start(model.prepare("hi"), in_step=True)
+        wait_for(lambda: ticket.state == "running")
+        model.close()
+        assert ticket.state == "cancelled" and serving("held") == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -150,3 +151,29 @@ def test_a_callback_that_raises_stops_the_run(model: Model) -> None:
         model.generate("hi", on_token=on_token)
     assert model.generate("hi").text == "Fine."
     assert forwards(model) < 20
+
+
+def test_an_async_reader_gets_an_event_when_it_happens_not_at_the_next_heartbeat() -> None:
+    with fake_model(LONG, delay_s=0.012) as model:
+
+        async def gaps() -> list[float]:
+            seen = []
+            async for event in model.astream("hi", max_new=25):
+                if isinstance(event, Token):
+                    seen.append(time.monotonic())
+            return [b - a for a, b in itertools.pairwise(seen)]
+
+        measured = sorted(asyncio.run(gaps()))
+    # read at heartbeats, four of five events would come together with another, without any gap
+    assert sum(gap > 0.004 for gap in measured) > len(measured) // 2
+
+
+def test_a_watcher_is_called_until_it_is_removed(model: Model) -> None:
+    calls: list[str] = []
+    ticket = model.submit("hi", max_new=3)
+    remove = ticket.watch(lambda: calls.append(threading.current_thread().name))
+    ticket.result()
+    assert set(calls) == {"dsv4nb-serve-fake"}
+    remove()
+    before = len(calls)
+    assert model.submit("hi", max_new=3).result().ids and len(calls) == before
