@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 import dsv4nb
-from dsv4nb.bench import Report, Spread, main
+from dsv4nb.bench.commands import main
+from dsv4nb.bench.decode import Report
+from dsv4nb.bench.spread import Spread
 
 TOY = Path(dsv4nb.__file__).parent / "toy" / "model"
 
@@ -65,3 +68,22 @@ def test_a_table_for_people() -> None:
         "threads       1",
         "torch         2.13.0",
     ]
+
+
+def test_the_cost_above_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["overhead", "--vocab", "2048", "--new", "16", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["vocab_size"], told["new_tokens"]) == (2048, 16)
+    assert "greedy" in told["arms"] and all(0 < median <= high for median, high in told["arms"].values())
+    assert main(["overhead", "--vocab", "2048", "--new", "16"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "ms per token above the engine, V = 2,048, 16 tokens per arm"
+    assert len(said) == 2 + len(told["arms"])
+
+
+def test_what_a_busy_cell_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.getswitchinterval()
+    assert main(["gil", "--new", "8", "--runs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "one wait of 4 ms" in said and "toy on CPU" in said and said.count("0.1 ms") == 2
+    assert sys.getswitchinterval() == before

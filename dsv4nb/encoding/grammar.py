@@ -2,7 +2,7 @@
 
 The library is llguidance: it has no dependencies (8 MB, imported in 0.02 s), where xgrammar needs transformers
 (116 MB, 1.4 s), and it refuses by name the schema keywords that it cannot enforce, which xgrammar ignores. The
-model's 129,280 ids are read once in about 0.4 s; then a schema compiles in 1 to 3 ms, and a mask takes 20 to 70 us
+model's 129,280 ids are read once in half a second; then a schema compiles in 1 to 3 ms, and a mask takes 20 to 70 us
 at the median.
 """
 

@@ -183,6 +183,12 @@ def prepare(
         most = _integer("max_prompt_tokens", options.max_prompt_tokens, low=1)
         if len(ids) > most:
             raise PromptOverCeiling(len(ids), most)
+    if rule is not None and rendered and rendered[-1]["role"] == "assistant":
+        raise RequestError(
+            "a reply that is continued cannot be constrained: its beginning is not part of the grammar; "
+            "leave out prefix=True, or response_format, regex and tool_choice",
+            param="response_format" if options.regex is None else "regex",
+        )
     is_thinking = ids[-1] == tokens.id_of(THINK_OPEN)
     if rule is not None:
         rule = replace(rule, thinking=is_thinking)

@@ -17,6 +17,7 @@ from dsv4nb.session.journal import Journal
 from dsv4nb.session.log import OnEnd, State
 from dsv4nb.session.request import ChatTokens, Request
 from dsv4nb.session.run import Place, run
+from dsv4nb.session.switching import brisk_switching
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,8 @@ class Server:
         try:
             if self._dead is not None:
                 raise EngineDead(str(self._dead))
-            self.timings = run(self._engine, self._tokens, journal, place)
+            with brisk_switching():
+                self.timings = run(self._engine, self._tokens, journal, place)
         except BaseException as error:
             logger.debug("a run failed kind=%s", type(error).__name__, exc_info=error)
             _forget_frames(error)

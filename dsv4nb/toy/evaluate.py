@@ -1,6 +1,6 @@
 """Ask the bundled model what it was never trained on: `python -m dsv4nb.toy.evaluate`.
 
-Everything goes through the product: load, chat encoding, engine, greedy decoding, parser. Held-out entities,
+Everything goes through the product: load, chat encoding, engine, greedy decoding, grammar, parser. Held-out entities,
 phrasings and operand pairs are those of `corpus.splits`.
 """
 
@@ -44,9 +44,18 @@ def is_right(skill: str, conversation: Conversation, reply: Generation, *, think
     """Whether the reply does what was asked; wording is free where only an answer is wanted."""
     if skill == "tool calls":
         return called(reply, thinking=thinking) == (conversation.tags["name"], conversation.tags["arguments"])
+    if skill == "JSON":
+        return bool(_parsed(reply.text) == json.loads(conversation.expected))
     if skill == "code word":
         return conversation.expected in reply.text
     return reply.text.strip() == conversation.expected
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def called(reply: Generation, *, thinking: bool) -> tuple[str, object] | None:
@@ -64,8 +73,15 @@ def called(reply: Generation, *, thinking: bool) -> tuple[str, object] | None:
 def ask(model: Model, conversation: Conversation, *, thinking: bool) -> Generation:
     """Send the conversation without its last answer."""
     messages: list[dict[str, Any]] = [dict(m) for m in conversation.messages[:-1]]
-    tools = messages[0].pop("tools", None) if messages[0]["role"] == "system" else None
-    return model.generate(messages=messages, tools=tools, thinking=thinking, temperature=0.0, max_new=400)
+    tools, schema = messages[0].pop("tools", None), messages[0].pop("response_format", None)
+    return model.generate(
+        messages=messages,
+        tools=tools,
+        response_format=None if schema is None else {"type": "json_schema", "schema": schema},
+        thinking=thinking,
+        temperature=0.0,
+        max_new=400,
+    )
 
 
 def evaluate(model: Model, count: Any, *, seed: int, many: int) -> Mapping[tuple[str, bool], Score]:

@@ -1,38 +1,19 @@
-"""`python -m dsv4nb.bench decode --model toy`: what a person waits for, measured on this machine."""
+"""Load, first token and decode speed of a model: what a person waits for."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
+from dsv4nb.bench.spread import Spread
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Done, Token
 from dsv4nb.model import Model, load
 
 _TEXT = "Anna went from Paris to Rome on Monday. The code word is silver otter. What is 47 + 38? "
 _IMPORT = "import time; t = time.perf_counter(); import dsv4nb; print(time.perf_counter() - t)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Middle and ends of some measurements."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(median=statistics.median(values), low=min(values), high=max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,40 +118,3 @@ def _peak_rss_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dsv4nb.bench", description="Measure a model on this machine.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    of_decode = commands.add_parser("decode", help="load, first token and decode speed")
-    of_decode.add_argument("--model", default="toy", metavar="PATH", help="the checkpoint's folder, or toy")
-    of_decode.add_argument("--prompt-tokens", type=_AtLeast(1), default=100, metavar="N")
-    of_decode.add_argument("--new", type=_AtLeast(2), default=64, metavar="N", help="tokens of the reply")
-    of_decode.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N")
-    of_decode.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args(arguments)
-    try:
-        report = decode(args.model, prompt_tokens=args.prompt_tokens, new=args.new, runs=args.runs)
-    except Dsv4Error as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{json.dumps(asdict(report), indent=1) if args.json else report}\n")
-    return 0
-
-
-class _AtLeast:
-    """A whole number with a lower limit, for argparse."""
-
-    def __init__(self, low: int) -> None:
-        self._low = low
-
-    def __call__(self, text: str) -> int:
-        number = int(text)
-        if number < self._low:
-            raise argparse.ArgumentTypeError(f"{number} is less than {self._low}")
-        return number
-
-
-if __name__ == "__main__":
-    sys.exit(main())

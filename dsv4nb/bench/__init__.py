@@ -1,0 +1,1 @@
+"""What is measured on this machine: `python -m dsv4nb.bench decode|overhead|gil`."""

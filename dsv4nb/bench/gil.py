@@ -1,0 +1,96 @@
+"""Decode speed while a cell computes in pure Python, and what the thread switch interval does about it.
+
+Two engines: the model's own, which takes the interpreter hundreds of times per token on a CPU, and a step that waits
+for a device, as a captured graph does: one wait of 4 ms per token.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dsv4nb.model import Model, load
+from dsv4nb.session import switching
+from dsv4nb.testing.fake_model import fake_model
+
+STEP_S = 0.004
+INTERVALS_S = (5e-3, 5e-4, 1e-4)  # the first is Python's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Tokens per second.
+
+    Attributes:
+        arms: (engine, switch interval in ms) -> tokens/s with an idle kernel, tokens/s beside a busy cell, and the
+            speed of that cell in shares of what it has alone.
+    """
+
+    runs: int
+    new_tokens: int
+    arms: Mapping[str, Mapping[str, tuple[float, float, float]]]
+
+    def __str__(self) -> str:
+        head = f"tok/s, medians of {self.runs} runs of {self.new_tokens} tokens, arms in turn"
+        lines = [head, f"{'engine':<24}{'interval':>10}{'idle':>8}{'busy':>8}{'kept':>7}{'cell':>7}"]
+        for engine, intervals in self.arms.items():
+            for interval, (idle, busy, cell) in intervals.items():
+                lines.append(f"{engine:<24}{interval:>10}{idle:8.1f}{busy:8.1f}{busy / idle:7.0%}{cell:7.0%}")
+        return "\n".join(lines)
+
+
+def gil(path: str, *, new: int, runs: int) -> Report:
+    """Measure every arm `runs` times, one after the other."""
+    end = time.perf_counter() + 0.5
+    alone = _spin(lambda: time.perf_counter() < end)
+    samples: dict[tuple[str, float], list[tuple[float, float, float]]] = {}
+    with load(path) as model, fake_model("word " * (new + 8), delay_s=STEP_S) as waiting:
+        engines = {f"{model.name} on {model.info.device}": model, f"one wait of {STEP_S * 1e3:.0f} ms": waiting}
+        for engine in engines.values():
+            _rate(engine, new)
+        for _ in range(runs):
+            for name, engine in engines.items():
+                for interval in INTERVALS_S:
+                    with _interval(interval):
+                        idle, _ = _rate(engine, new)
+                        busy, cell = _rate(engine, new, busy=True)
+                    samples.setdefault((name, interval), []).append((idle, busy, cell / alone))
+    arms: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for (name, interval), measured in samples.items():
+        idle, busy, cell = (statistics.median(values) for values in zip(*measured, strict=True))
+        arms.setdefault(name, {})[f"{interval * 1e3:g} ms"] = (idle, busy, cell)
+    return Report(runs=runs, new_tokens=new, arms=arms)
+
+
+def _rate(model: Model, new: int, *, busy: bool = False) -> tuple[float, float]:
+    """Return tokens per second after the first one, and rounds per second of a cell that computes meanwhile."""
+    ticket = model.submit("Count from 1 to 100.", temperature=0, max_new=new)
+    cell = _spin(lambda: ticket.state in ("queued", "running")) if busy else 0.0
+    decode_s = ticket.result().timings.decode_s
+    assert decode_s is not None
+    return (new - 1) / decode_s, cell
+
+
+def _spin(goes_on: Callable[[], bool]) -> float:
+    """Compute in pure Python; return rounds per second."""
+    started, rounds = time.perf_counter(), 0
+    while goes_on():
+        sum(i * i for i in range(200))
+        rounds += 1
+    return rounds / (time.perf_counter() - started)
+
+
+@contextmanager
+def _interval(seconds: float) -> Iterator[None]:
+    """Let requests run with this switch interval."""
+    before, ours = sys.getswitchinterval(), switching.INTERVAL_S
+    switching.INTERVAL_S = seconds
+    try:
+        yield
+    finally:
+        switching.INTERVAL_S = ours
+        sys.setswitchinterval(before)
