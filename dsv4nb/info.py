@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -10,6 +10,11 @@ from itertools import groupby
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
 
+_DRAFTERS = {
+    "none": "absent",
+    "nextn": "NextN block in the checkpoint; this version does not run it",
+    "dspark": "DSpark in the checkpoint; this version does not run it",
+}
 _KINDS = {"swa": "window only", "csa": "compressed 4:1", "hca": "compressed 128:1"}
 
 
@@ -22,6 +27,7 @@ class LoadInfo:
         encoding: revision of the chat encoding, and what told.
         contract: roundings of the arithmetic, and why these.
         defaults: sampler values of a request that names none, and whose they are.
+        drafter: whether there is one, and whether it runs.
         disk_bytes: size of the weight files.
         threads: of one operation.
         load_s: from the call of `load` to the handle; of a shared engine, what loading it took.
@@ -43,6 +49,7 @@ class LoadInfo:
     encoding: str
     contract: str
     defaults: str
+    drafter: str
     max_seq: int
     max_seq_declared: int
     device: str
@@ -65,23 +72,93 @@ class LoadInfo:
             ("encoding", self.encoding),
             ("contract", self.contract),
             ("defaults", self.defaults),
+            ("drafter", self.drafter),
             ("max_seq", f"{self.max_seq:,} of {self.max_seq_declared:,} declared"),
             ("device", f"{self.device}, {self.threads} thread{'s' * (self.threads != 1)}"),
             ("loaded in", f"{self.load_s:.2f} s"),
         ]
 
     def __str__(self) -> str:
-        return "\n".join(f"{label:<12}{value}" for label, value in self.rows())
+        return as_text(self.rows())
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(value)}</td></tr>'
-            for label, value in self.rows()
-        )
-        return f"<table>{cells}</table>"
+        return as_html(self.rows())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What requests to a model may ask for: read off its chat encoding, which ships as code, not as a template.
+
+    Attributes:
+        efforts: levels of thinking that the encoding knows.
+        context_length: tokens of prompt, reply and reserved positions together; `max_prompt` of the longest prompt.
+        n_vocab: ids of the tokenizer.
+        recommended: sampler values that the checkpoint names; what it does not name is not in it.
+        chat, tools, thinking: every encoding of this model has them.
+    """
+
+    efforts: tuple[str, ...]
+    context_length: int
+    max_prompt: int
+    n_vocab: int
+    recommended: Mapping[str, float]
+    chat: bool = True
+    tools: bool = True
+    thinking: bool = True
+    instruct_type: str = "deepseek"
+    tokenizer: str = "byte-level BPE"
+
+    @property
+    def temperature(self) -> float | None:
+        """What the checkpoint recommends, None when it says nothing."""
+        return self.recommended.get("temperature")
+
+    @property
+    def top_p(self) -> float | None:
+        """What the checkpoint recommends, None when it says nothing."""
+        return self.recommended.get("top_p")
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the capabilities as (label, text)."""
+        named = ", ".join(f"{name} {value:g}" for name, value in self.recommended.items())
+        return [
+            ("chat", _yes(self.chat)),
+            ("tools", _yes(self.tools)),
+            ("thinking", f"{_yes(self.thinking)}, efforts {', '.join(self.efforts)}"),
+            ("context", f"{self.context_length:,} tokens, prompts up to {self.max_prompt:,}"),
+            ("tokenizer", f"{self.tokenizer}, {self.n_vocab:,} ids, instruct type {self.instruct_type}"),
+            ("recommended", named or "nothing"),
+        ]
+
+    def __str__(self) -> str:
+        return as_text(self.rows())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rows())
+
+
+def as_text(rows: Sequence[tuple[str, str]]) -> str:
+    """Return facts as lines."""
+    return "\n".join(f"{label:<12}{value}" for label, value in rows)
+
+
+def as_html(rows: Sequence[tuple[str, str]]) -> str:
+    """Return facts as a table."""
+    cells = "".join(
+        f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(value)}</td></tr>'
+        for label, value in rows
+    )
+    return f"<table>{cells}</table>"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def load_info(
@@ -115,6 +192,7 @@ def load_info(
         encoding=encoding,
         contract=contract,
         defaults=defaults,
+        drafter=_DRAFTERS[checkpoint.drafter],
         max_seq=max_seq,
         max_seq_declared=config.max_position_embeddings,
         device=device,

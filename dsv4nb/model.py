@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsv4nb import environ
 from dsv4nb.checkpoint.identity import fingerprint_of
 from dsv4nb.checkpoint.jsonfile import read_object
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
@@ -23,10 +24,11 @@ from dsv4nb.encoding.tokens import ChatTokenizer
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, ModelClosed, RequestError
 from dsv4nb.events import Event, Generation, Recipe, Timings, Token
-from dsv4nb.info import LoadInfo, load_info
+from dsv4nb.info import Capabilities, LoadInfo, load_info
 from dsv4nb.session.chat import Chat
 from dsv4nb.session.journal import Journal
 from dsv4nb.session.limits import SLACK
+from dsv4nb.session.limits import room as longest_prompt
 from dsv4nb.session.log import OnEnd
 from dsv4nb.session.loop import MAX_ROUNDS, Approve, Loop, Rules
 from dsv4nb.session.recipe import check, request_of
@@ -64,6 +66,7 @@ class Parts:
     server: Server
     limits: Limits
     info: LoadInfo
+    caps: Capabilities
 
 
 class Model:
@@ -90,6 +93,21 @@ class Model:
     def engine(self) -> Engine:
         """The engine; only the serving thread may run it."""
         return self._parts.engine
+
+    @property
+    def caps(self) -> Capabilities:
+        """What requests may ask for; shows as a table."""
+        return self._parts.caps
+
+    @property
+    def max_seq(self) -> int:
+        """Tokens of the longest sequence, prompt, reply and the reserved positions together."""
+        return self.limits.max_seq
+
+    @property
+    def eos(self) -> int:
+        """The id that ends a reply."""
+        return self._parts.tokens.eos_id
 
     @property
     def limits(self) -> Limits:
@@ -335,7 +353,7 @@ _NAMES = ("prompt", "messages", "prompt_ids", *Options.__slots__)
 def load(
     path: str | Path,
     *,
-    devices: str | Sequence[str] | None = None,
+    devices: str | int | Sequence[str | int] | None = None,
     max_seq: int | None = None,
     contract: str | None = None,
     encoding: str | None = None,
@@ -346,8 +364,9 @@ def load(
 
     Args:
         path: the folder that holds config.json, or "toy" for the bundled model.
-        devices: "cpu" or None.
-        max_seq: longest sequence, prompt and reply together; the model's own when None, at most 4096.
+        devices: "cpu"; the environment's DSV4NB_DEVICES when None, else "cpu".
+        max_seq: longest sequence, prompt and reply together; the environment's DSV4NB_MAX_SEQ when None, else the
+            model's own, at most 4096.
         contract: roundings of the arithmetic, instead of those that the checkpoint was published with.
         encoding: preview or v0731, for a checkpoint that does not tell.
         name: for people; the folder's when None.
@@ -360,7 +379,7 @@ def load(
     """
     started = time.monotonic()
     refuse_unknown(unknown, ("path", "devices", "max_seq", "contract", "encoding", "name"), "load()")
-    _require_cpu(devices)
+    _require_cpu(environ.devices() if devices is None else environ.parse_devices(devices, "devices"))
     override_contract = None if contract is None else _contract(contract)
     if encoding is not None and encoding not in EFFORTS:
         raise RequestError(f"encoding is {encoding!r}; it must be one of {', '.join(EFFORTS)}", param="encoding")
@@ -368,15 +387,16 @@ def load(
     folder = _TOY_FOLDER if is_toy else Path(path).expanduser().resolve()
     checkpoint = open_checkpoint(folder)
     name = name or (TOY if is_toy else checkpoint.name)
-    key = (_fingerprint(folder), max_seq, contract, encoding, name)
+    room = _room(max_seq, checkpoint.config.max_position_embeddings)
+    key = (_fingerprint(folder), room, contract, encoding, name)
     return _shelf.take(
-        key, lambda: _assemble(checkpoint, max_seq, override_contract, encoding, name, is_toy=is_toy, started=started)
+        key, lambda: _assemble(checkpoint, room, override_contract, encoding, name, is_toy=is_toy, started=started)
     )
 
 
 def _assemble(
     checkpoint: Checkpoint,
-    max_seq: int | None,
+    room: int,
     contract: Contract | None,
     encoding: str | None,
     name: str,
@@ -385,11 +405,11 @@ def _assemble(
     started: float,
 ) -> Parts:
     """Build the parts of a model; everything that can be refused is refused before weights are read."""
-    declared = checkpoint.config.max_position_embeddings
-    room = min(declared, CPU_MAX_SEQ) if max_seq is None else _max_seq(max_seq, declared)
     revision, encoding_note = _encoding(checkpoint, encoding)
     tokens = _tokenizer(checkpoint)
-    sampler, whose = _default_sampler(checkpoint.path)
+    recommended = _recommended(checkpoint.path)
+    sampler = replace(SamplerConfig(), **recommended)  # type: ignore[arg-type]
+    whose = "generation_config.json" if recommended else "DeepSeek's; the checkpoint names none"
     chosen = contract or checkpoint.contract
     reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
     from dsv4nb.engine.cpu import CpuEngine  # brings torch
@@ -417,7 +437,15 @@ def _assemble(
         weights=fingerprint_of(checkpoint.path / "config.json", {e.file for e in checkpoint.entries.values()}),
         arithmetic=chosen.name,
     )
-    return Parts(engine=engine, tokens=tokens, server=Server(engine, tokens, name), limits=limits, info=info)
+    caps = Capabilities(
+        efforts=tuple(level for level in EFFORTS[revision] if level is not None),
+        context_length=room,
+        max_prompt=longest_prompt(room),
+        n_vocab=tokens.vocab_size,
+        recommended=recommended,
+    )
+    server = Server(engine, tokens, name)
+    return Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info, caps=caps)
 
 
 class _Shelf:
@@ -453,8 +481,8 @@ def _fingerprint(folder: Path) -> tuple[object, ...]:
     return (folder, *((path.name, stat.st_size, stat.st_mtime_ns) for path in files for stat in (path.stat(),)))
 
 
-def _require_cpu(devices: str | Sequence[str] | None) -> None:
-    if devices not in (None, "cpu", ["cpu"], ("cpu",)):
+def _require_cpu(devices: str | tuple[int, ...] | None) -> None:
+    if devices not in (None, environ.CPU):
         raise RequestError(f"devices is {devices!r}; this version runs on 'cpu' only", param="devices")
 
 
@@ -466,14 +494,19 @@ def _contract(name: str) -> Contract:
     return CONTRACTS[name]
 
 
-def _max_seq(max_seq: int, declared: int) -> int:
+def _room(max_seq: int | None, declared: int) -> int:
+    """Return the longest sequence: the keyword's, else the environment's, else what the model declares."""
+    asked = environ.max_seq() if max_seq is None else max_seq
+    if asked is None:
+        return min(declared, CPU_MAX_SEQ)
     low = SLACK + 2  # one token of prompt and one of reply
-    if isinstance(max_seq, bool) or not isinstance(max_seq, int) or not low <= max_seq <= declared:
+    if isinstance(asked, bool) or not isinstance(asked, int) or not low <= asked <= declared:
+        name = environ.MAX_SEQ if max_seq is None else "max_seq"
         raise RequestError(
-            f"max_seq is {max_seq!r}; it must be an integer from {low} to {declared}, which the model declares",
-            param="max_seq",
+            f"{name} is {asked!r}; it must be an integer from {low} to {declared}, which the model declares",
+            param=name,
         )
-    return max_seq
+    return asked
 
 
 def _encoding(checkpoint: Checkpoint, asked: str | None) -> tuple[Revision, str]:
@@ -511,15 +544,16 @@ def _tokenizer(checkpoint: Checkpoint) -> ChatTokenizer:
     return tokens
 
 
-def _default_sampler(folder: Path) -> tuple[SamplerConfig, str]:
-    """Return the sampler values that the checkpoint recommends, DeepSeek's if none, and whose they are."""
+def _recommended(folder: Path) -> dict[str, float]:
+    """Return the sampler values that the checkpoint names: temperature and top_p, or neither."""
     path = folder / "generation_config.json"
     if not path.is_file():
-        return SamplerConfig(), "DeepSeek's; the checkpoint names none"
+        return {}
     try:
         raw = read_object(path)
-        options = Options(temperature=raw.get("temperature"), top_p=raw.get("top_p"), seed=0)
-        return sampler_config(options, SamplerConfig()), path.name
+        named = {name: raw[name] for name in ("temperature", "top_p") if raw.get(name) is not None}
+        config = sampler_config(Options(seed=0, **named), SamplerConfig())
+        return {name: getattr(config, name) for name in named}
     except (OSError, ValueError) as error:  # a RequestError is a ValueError
         raise DamagedCheckpoint(str(folder), [f"generation_config.json: {error}"]) from error
 

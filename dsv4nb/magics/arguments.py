@@ -85,6 +85,13 @@ def status_parser() -> _Parser:
     return _Parser("%dsv4 status", "List the loaded models.")
 
 
+def about_parser(command: str, description: str) -> _Parser:
+    """Return the parser of a command that tells something about one model."""
+    parser = _Parser(f"%dsv4 {command}", description)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="its variable; may be left out if only one is loaded")
+    return parser
+
+
 def _name(text: str) -> str:
     if not text.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is no variable name")

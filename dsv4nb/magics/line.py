@@ -1,4 +1,4 @@
-"""`%dsv4 load | unload | status`: models as variables of the notebook."""
+"""`%dsv4 load | unload | status | caps | timings`: models as variables of the notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from dsv4nb.magics.arguments import load_parser, status_parser, unload_parser
+from dsv4nb.events import Timings
+from dsv4nb.magics.arguments import about_parser, load_parser, status_parser, unload_parser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,25 @@ class Status:
         return "".join(f"<p><code>{escape(m.name)}</code></p>{_html(m.model.info)}" for m in self.models)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The marks of a request, each with a bar from the mark before it."""
+
+    timings: Timings | None
+
+    def __repr__(self) -> str:
+        if self.timings is None:
+            return "no request has ended yet"
+        marks = self.timings.marks
+        total = marks[-1][1] or 1.0
+        lines, before = [], 0.0
+        for label, at in marks:
+            start, end = round(40 * before / total), round(40 * at / total)
+            lines.append(f"{label:<16}{1e3 * at:10.1f} ms  {' ' * start}{'█' * max(1, end - start)}")
+            before = at
+        return "\n".join(lines)
+
+
 class Shelf:
     """The loaded models of one notebook, by the variable that holds them.
 
@@ -58,6 +78,8 @@ class Shelf:
             "load": self._load,
             "unload": self._unload,
             "status": self._status,
+            "caps": self._caps,
+            "timings": self._timings,
         }
         word, _, rest = line.strip().partition(" ")
         if word in commands:
@@ -65,25 +87,26 @@ class Shelf:
         met = f"{word!r} is unknown" if word else "a command is missing"
         raise UsageError(f"%dsv4: {met}. Valid: {', '.join(commands)}; and %%dsv4 asks the text of a cell.")
 
-    def find(self, name: str | None) -> Any:
-        """Return the model in variable `name`, or the only one that is loaded."""
+    def find(self, name: str | None, magic: str = "%%dsv4") -> Any:
+        """Return the model in variable `name`, or the only one that is loaded; `magic` is named where there is none."""
         if name is not None:
             model = self._names.get(name)
             if hasattr(model, "submit"):
                 return model
             met = f"{name!r} holds no model" if name in self._names else f"there is no variable {name!r}"
-            raise UsageError(f"%%dsv4: {met}; {self._way_out()}")
+            raise UsageError(f"{magic}: {met}; {self._way_out(magic)}")
         present = self._present()
         if len(present) == 1:
             return present[0].model
         if not present and hasattr(self._names.get("m"), "submit"):
             return self._names["m"]  # made by dsv4nb.load, under the name that everybody uses
         what = "no model is loaded" if not present else "several models are loaded"
-        raise UsageError(f"%%dsv4: {what}; {self._way_out()}")
+        raise UsageError(f"{magic}: {what}; {self._way_out(magic)}")
 
-    def _way_out(self) -> str:
+    def _way_out(self, magic: str) -> str:
         names = [loaded.name for loaded in self._present()]
-        return f"pass --model {' or '.join(names)}." if names else "%dsv4 load PATH loads one."
+        option = "--model " if magic == "%%dsv4" else ""
+        return f"pass {option}{' or '.join(names)}." if names else "%dsv4 load PATH loads one."
 
     def _present(self) -> list[Loaded]:
         """The open models whose variable still holds them."""
@@ -123,6 +146,13 @@ class Shelf:
         del self._names[name]
         self._loaded.pop(name, None)
         return None
+
+    def _caps(self, rest: str) -> object:
+        return self.find(about_parser("caps", "Tell what requests may ask for.").parse(rest).name, "%dsv4 caps").caps
+
+    def _timings(self, rest: str) -> Timeline:
+        name = about_parser("timings", "Show when what happened in the last request.").parse(rest).name
+        return Timeline(timings=self.find(name, "%dsv4 timings").timings)
 
     def _status(self, rest: str) -> Status:
         status_parser().parse(rest)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.info import LoadInfo
+from dsv4nb.info import Capabilities, LoadInfo
 from dsv4nb.model import Model, Parts
+from dsv4nb.session.limits import room
 from dsv4nb.session.request import Limits
 from dsv4nb.session.server import Server
 from dsv4nb.testing.fake_engine import FakeEngine, FakeTokenizer
@@ -43,7 +44,15 @@ def fake_model(
     limits = Limits(max_seq=max_seq, vocab_size=tokens.vocab_size, revision="v0731", sampler=SamplerConfig())
     server = Server(engine, tokens, name)
     info = _info(name, max_seq, tokens.vocab_size)
-    return Model(Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info), server.close)
+    caps = Capabilities(
+        efforts=("low", "high", "max"),
+        context_length=max_seq,
+        max_prompt=room(max_seq),
+        n_vocab=tokens.vocab_size,
+        recommended={},
+    )
+    parts = Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info, caps=caps)
+    return Model(parts, server.close)
 
 
 def _info(name: str, max_seq: int, vocabulary: int) -> LoadInfo:
@@ -64,6 +73,7 @@ def _info(name: str, max_seq: int, vocabulary: int) -> LoadInfo:
         encoding="v0731 (by definition)",
         contract="none",
         defaults="temperature 1, top_p 1 (by definition)",
+        drafter="absent",
         max_seq=max_seq,
         max_seq_declared=max_seq,
         device="CPU",

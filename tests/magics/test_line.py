@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 
+from dsv4nb.events import Timings
 from dsv4nb.magics.line import Shelf
 
 
@@ -98,3 +99,34 @@ def test_status_escapes_what_it_shows(loader: Loader) -> None:
     names["m"].info = "<script>"
     status: Any = shelf.obey("status")
     assert "&lt;script&gt;" in status._repr_html_()
+
+
+class Timed:
+    """A model that has run a request."""
+
+    timings: Any = Timings(
+        queue_s=0.0, prepare_s=0.002, marks=(("called", 0.0), ("queued", 0.002), ("prefilled", 0.05), ("ended", 0.1))
+    )
+    caps = "chat and tools"
+    is_closed = False
+
+    def submit(self) -> None:
+        """What tells a model from anything else."""
+
+
+def test_capabilities_and_timings_of_a_model_in_a_variable() -> None:
+    names: dict[str, Any] = {"m": Timed()}
+    shelf = Shelf(names, lambda path: None)
+    assert shelf.obey("caps") == "chat and tools" and shelf.obey("caps m") == "chat and tools"
+    shown = repr(shelf.obey("timings")).splitlines()
+    assert [line.split()[:3] for line in shown] == [
+        ["called", "0.0", "ms"],
+        ["queued", "2.0", "ms"],
+        ["prefilled", "50.0", "ms"],
+        ["ended", "100.0", "ms"],
+    ]
+    assert [line.count("█") for line in shown] == [1, 1, 19, 20]
+    names["m"].timings = None
+    assert repr(shelf.obey("timings")) == "no request has ended yet"
+    with pytest.raises(UsageError, match="%dsv4 caps: there is no variable 'x'; %dsv4 load PATH loads one"):
+        shelf.obey("caps x")

@@ -1,0 +1,67 @@
+"""The only reader of DSV4NB_* variables: each has a keyword of `load` as its twin, and the keyword wins.
+
+DSV4NB_DEVICES    devices: cpu, or GPU ids such as 0,1
+DSV4NB_MAX_SEQ    max_seq: longest sequence, prompt and reply together
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dsv4nb.errors import RequestError
+
+DEVICES = "DSV4NB_DEVICES"
+MAX_SEQ = "DSV4NB_MAX_SEQ"
+
+CPU = "cpu"
+
+
+def devices() -> str | tuple[int, ...] | None:
+    """Return the devices that the environment asks for, None when it does not.
+
+    Raises:
+        RequestError: the variable cannot be read.
+    """
+    text = os.environ.get(DEVICES)
+    return None if text is None else parse_devices(text, DEVICES)
+
+
+def max_seq() -> int | None:
+    """Return the longest sequence that the environment asks for, None when it does not.
+
+    Raises:
+        RequestError: the variable is no positive integer.
+    """
+    text = os.environ.get(MAX_SEQ)
+    if text is None:
+        return None
+    number = int(text) if _is_number(text.strip()) else 0
+    if number < 1:
+        raise RequestError(f"{MAX_SEQ} is {text!r}; it must be a positive integer", param=MAX_SEQ)
+    return number
+
+
+def parse_devices(given: str | int | Sequence[str | int], param: str) -> str | tuple[int, ...]:
+    """Return "cpu", or GPU ids in the given order.
+
+    Args:
+        given: "cpu", or ids as "0,1" or as a sequence; blanks around an id are nothing.
+
+    Raises:
+        RequestError: an id is missing, is none, or is there twice; `param` is named with the whole value.
+    """
+    parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given)
+    names = [part.strip() if isinstance(part, str) else part for part in parts]
+    if names == [CPU]:
+        return CPU
+    ids = [int(name) for name in names if not isinstance(name, bool) and _is_number(str(name))]
+    if not names or len(ids) != len(names):
+        raise RequestError(f"{param} is {given!r}; it must be 'cpu', or GPU ids such as 0,1", param=param)
+    if len(set(ids)) != len(ids):
+        raise RequestError(f"{param} is {given!r}; each GPU can be named once", param=param)
+    return tuple(ids)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
