@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 from dsv4nb.config import SamplerConfig
+from dsv4nb.errors import RequestError
 
 Channel = Literal["content", "reasoning", "tool", "hidden"]
 StopReason = Literal["stop", "length", "tool_calls", "cancelled"]
-Route = Literal["plain_greedy", "plain_sampled"]
+Route = Literal["plain_greedy", "plain_sampled", "spec_greedy", "spec_sampled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,75 @@ class ToolResult:
     error: str = ""
 
 
+DraftStatus = Literal["accepted", "rejected", "unreached", "not_verified", "past_stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One drafted token of a round.
+
+    Attributes:
+        position: absolute, the prompt counted.
+        confidence: what the drafter gave its own draft, in [0, 1]; None when it does not say.
+        status: unreached stands behind a rejected draft; not_verified was cut by the window, the depth or the budget;
+            past_stop was accepted and stands behind the end of the reply.
+    """
+
+    id: int
+    text: str
+    position: int
+    confidence: float | None
+    status: DraftStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of speculation: some drafts, one verify forward. A route without a drafter has none.
+
+    Attributes:
+        start: position of the pending token, whose row is the first of the forward.
+        t_cap: rows that the depth and the room allowed; `t_batch` rows that were run, the pending token's included.
+        accepts: drafts that were accepted.
+        emitted: tokens that the reply grew by.
+        ms: what it took, of "draft", "verify", "commit" and "total".
+    """
+
+    number: int
+    start: int
+    drafts: tuple[Draft, ...]
+    t_cap: int
+    t_batch: int
+    accepts: int
+    emitted: int
+    ms: Mapping[str, float]
+
+    @property
+    def verified(self) -> int:
+        """Drafts that the forward ran."""
+        return max(0, self.t_batch - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecUsage:
+    """What speculation came to in one request.
+
+    Attributes:
+        drafted: drafts that were verified.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round]) -> SpecUsage | None:
+        """Return the sums, None when nothing was speculated."""
+        if not rounds:
+            return None
+        verified, accepted = sum(r.verified for r in rounds), sum(r.accepts for r in rounds)
+        return cls(rounds=len(rounds), drafted=verified, accepted=accepted)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """When what happened, of this request alone; None for what did not happen.
@@ -130,6 +202,7 @@ class Done:
     Attributes:
         elapsed_s: render, prefill and decode of this request; waiting in the queue is `queue_s`.
         route: how tokens were chosen.
+        spec: what speculation came to, None on a plain route.
     """
 
     stop_reason: StopReason
@@ -141,6 +214,7 @@ class Done:
     config: SamplerConfig
     route: Route
     timings: Timings
+    spec: SpecUsage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +227,12 @@ class Failed:
     retryable: bool
 
 
-Event = PromptUsage | Token | Reasoning | ToolCall | ToolResult | TokenSnapshot | Done | Failed
+Event = PromptUsage | Token | Reasoning | ToolCall | ToolResult | Round | TokenSnapshot | Done | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that the ids of a reply depend on, JSON-able with `dataclasses.asdict`.
+    """Everything that the ids of a reply depend on.
 
     Attributes:
         version: of dsv4nb.
@@ -185,6 +259,29 @@ class Recipe:
     constraint: str | None
     ids_sha256: str
 
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Read what `to_json` wrote.
+
+        Raises:
+            RequestError: the text is no recipe.
+        """
+        try:
+            raw = json.loads(text)
+            if not isinstance(raw, dict) or raw.keys() != {f.name for f in fields(cls)}:
+                raise ValueError(f"it must be an object with {', '.join(f.name for f in fields(cls))}")
+            lists = {name: tuple(raw[name]) for name in ("prompt", "stops", "eos")}
+            config = SamplerConfig(
+                **raw["config"] | {"logit_bias": [tuple(pair) for pair in raw["config"]["logit_bias"]]}
+            )
+        except (TypeError, KeyError, ValueError) as error:
+            raise RequestError(f"the recipe cannot be read: {error}", param="recipe") from error
+        return cls(**raw | lists | {"config": config})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
@@ -199,6 +296,7 @@ class Generation:
         tool_calls: the calls that the reply asks for.
         problems: where the reply departs from the format, by the names of encoding.md 9; () when it does not.
         logprobs: one per id of `ids`, when the request asked for them.
+        rounds: of speculation, () on a plain route.
         recipe: what replays the reply, see `Model.replay`.
         messages: the conversation with this reply at its end; () for a prompt given as ids.
         steps: every run of a turn that called Python functions, this one the last; () for a single run.
@@ -213,6 +311,7 @@ class Generation:
     tool_calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
+    rounds: tuple[Round, ...] = field(default=(), repr=False)
     recipe: Recipe = field(repr=False)
     messages: tuple[dict[str, object], ...] = field(default=(), repr=False)
     steps: tuple[Generation, ...] = field(default=(), repr=False)
