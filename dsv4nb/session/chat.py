@@ -6,14 +6,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
-from dsv4nb.events import Event, Failed, Generation, StopReason, ToolCall, ToolResult
+from dsv4nb.events import Event, Failed, Generation, Token, ToolCall, ToolResult
 from dsv4nb.session.log import OnEnd
 from dsv4nb.session.request import Options, override
 from dsv4nb.session.result import joined
 from dsv4nb.session.tool_text import result_text
+from dsv4nb.session.tree import Branches, Node, Tree, Turn
 
 
 class Ticket(Protocol):
@@ -42,32 +43,15 @@ class Start(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One question and what came back.
+class _Told:
+    """What a turn adds to the history before the model answers.
 
     Attributes:
-        tool: calls, as the model wrote them; `calls` and `results` are their values.
-        stop_reason: None when it failed; "cancelled" when it was stopped, with the text so far.
-        error: why it failed; such a turn is not part of the history.
+        after: the turn that it follows, None for the first.
     """
 
-    user: str
-    reasoning: str = ""
-    text: str = ""
-    tool: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    stop_reason: StopReason | None = None
-    n_tokens: int = 0
-    seconds: float = 0.0
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a turn adds to the history before the model answers."""
-
     messages: tuple[dict[str, Any], ...]
+    after: Node | None
     text: str = ""
 
 
@@ -102,21 +86,25 @@ class Chat:
         self._lock = threading.Lock()
         self._is_busy = False
         self._ticket: Ticket | None = None
-        self._turns: tuple[Turn, ...] = ()
-        self._messages: tuple[dict[str, Any], ...] = ()
+        self._tree = Tree()
         self._callbacks: list[Callable[[str, Any], None]] = []
 
     @property
     def turns(self) -> list[Turn]:
-        """The turns that ended, failed ones included."""
-        return list(self._turns)
+        """The turns of this branch that ended, failed ones included."""
+        return [node.turn for node in self._tree.path]
+
+    @property
+    def branches(self) -> Branches:
+        """Every turn there was, as a tree that can be printed."""
+        return self._tree.branches
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The history as messages, the system message in front."""
         system = self._options.system
         front = [] if system is None else [{"role": "system", "content": system}]
-        return [*front, *map(dict, self._messages)]
+        return [*front, *map(dict, self._tree.messages)]
 
     @property
     def is_busy(self) -> bool:
@@ -155,17 +143,89 @@ class Chat:
             RequestError: the last turn ended with other calls.
             Dsv4Error: as `send`.
         """
-        return self._start_turn(_Told(messages=self._results(results)), options, inline=True).result()
+        told = _Told(messages=self._results(results), after=self._tree.head)
+        return self._start_turn(told, options, inline=True).result()
 
-    def _submit(self, text: str, options: Mapping[str, Any], *, inline: bool) -> Ticket:
+    def regenerate(self, **options: Any) -> Generation:
+        """Answer the last message again, as a new branch, and wait; what was computed for the prompt is used again.
+
+        Raises:
+            RequestError: there is no turn yet.
+            Dsv4Error: as `send`.
+        """
+        return self.edit(-1, None, **options)
+
+    def edit(self, i: int, text: str | None, **options: Any) -> Generation:
+        """Send another text in place of turn `i` of this branch, as a new branch, and wait for the answer.
+
+        Args:
+            i: index of the turn, as in `turns`; negative counts from the end.
+            text: None sends the same again.
+
+        Raises:
+            RequestError: there is no such turn, or it has no text of its own.
+            Dsv4Error: as `send`.
+        """
+        node = self._tree.nth(i)
+        if text is None and not node.turn.user:
+            raise RequestError("this turn answered calls and has no text; edit the turn before it", param="turn")
+        return self._submit(node.turn.user if text is None else text, options, inline=True, after=node.parent).result()
+
+    def rewind(self, turn: int) -> None:
+        """Go back: the next message follows the first `turn` turns of this branch; the others stay in `branches`.
+
+        Raises:
+            ChatBusy: a turn is still running.
+            RequestError: there are not that many.
+        """
+        path = self._tree.path
+        if isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn <= len(path):
+            raise RequestError(f"turn is {turn!r}; this branch has {len(path)} turns to keep, or 0", param="turn")
+        self._go_to(path[turn - 1] if turn else None)
+
+    def switch(self, turn: int) -> None:
+        """Go on from the turn with this number in `branches`, on whatever branch.
+
+        Raises:
+            ChatBusy: a turn is still running.
+            RequestError: there is no such turn.
+        """
+        self._go_to(self._tree.node(turn))
+
+    def fork(self) -> Chat:
+        """Return another chat with this one's history and options; from here on they do not know of each other.
+
+        Raises:
+            ChatBusy: a turn is still running.
+        """
+        with self._lock:
+            if self._is_busy:
+                raise ChatBusy
+            other = Chat(self._start, name=self.name, options=self._options, show=self._show)
+            other._tree = Tree(self._tree.branches.nodes, self._tree.head)
+            other.thinking = self.thinking
+        return other
+
+    def _go_to(self, node: Node | None) -> None:
+        with self._lock:
+            if self._is_busy:
+                raise ChatBusy
+            self._tree.head = node
+
+    def _submit(
+        self, text: str, options: Mapping[str, Any], *, inline: bool, after: Node | Literal["head"] | None = "head"
+    ) -> Ticket:
         if not isinstance(text, str):
             raise RequestError(f"a message must be text, not {type(text).__name__}", param="text")
         if not text:
             raise PromptEmpty("text")
-        if self._open_calls():
-            ids = ", ".join(self._open_calls())
-            raise RequestError(f"the last turn waits for results of {ids}; chat.send_results takes them", param="text")
-        return self._start_turn(_Told(text=text, messages=({"role": "user", "content": text},)), options, inline=inline)
+        node = self._tree.head if after == "head" else after
+        if waiting := _open_calls(node.messages if node else ()):
+            raise RequestError(
+                f"the last turn waits for results of {', '.join(waiting)}; chat.send_results takes them", param="text"
+            )
+        told = _Told(text=text, after=node, messages=({"role": "user", "content": text},))
+        return self._start_turn(told, options, inline=inline)
 
     def _start_turn(self, told: _Told, options: Mapping[str, Any], *, inline: bool) -> Ticket:
         chosen = override(replace(self._options, thinking=self.thinking), options, "chat.send()")
@@ -175,11 +235,12 @@ class Chat:
             if self._is_busy:
                 raise ChatBusy
             self._is_busy = True
-            before = self._messages
+            head, self._tree.head = self._tree.head, told.after
         try:
-            sent = (*before, *told.messages)
+            sent = (*self._tree.messages, *told.messages)
             ticket = self._start(sent, chosen, partial(self._ended, told.text, len(sent)), inline=inline)
         except BaseException:
+            self._tree.head = head
             self._is_busy = False
             raise
         self._ticket = ticket
@@ -187,13 +248,8 @@ class Chat:
             callback(told.text, ticket)
         return ticket
 
-    def _open_calls(self) -> dict[str, str]:
-        """Return id -> name of the calls that the history ends with."""
-        last = self._messages[-1] if self._messages else {}
-        return {call["id"]: call["function"]["name"] for call in last.get("tool_calls", ())}
-
     def _results(self, results: Mapping[str, object]) -> tuple[dict[str, Any], ...]:
-        wanted = self._open_calls()
+        wanted = _open_calls(self._tree.messages)
         if not isinstance(results, Mapping) or set(results) != set(wanted):
             given = ", ".join(map(str, results)) if isinstance(results, Mapping) else type(results).__name__
             raise RequestError(
@@ -221,7 +277,7 @@ class Chat:
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
-            self._turns, self._messages, self._ticket = (), (), None
+            self._tree, self._ticket = Tree(), None
 
     def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]:
         """Call `callback(text, ticket)` whenever a turn starts, on the thread that started it.
@@ -244,9 +300,11 @@ class Chat:
             reasoning=joined(events, "reasoning"),
             text=joined(events, "content"),
             tool=joined(events, "tool"),
+            n_reasoning=sum(isinstance(event, Token) and event.channel == "reasoning" for event in events),
             calls=tuple(event for event in events if isinstance(event, ToolCall)),
             results=tuple(event for event in events if isinstance(event, ToolResult)),
         )
+        added: tuple[dict[str, Any], ...] = ()
         with self._lock:
             if isinstance(outcome, Failed):
                 turn = replace(turn, error=outcome.message)
@@ -256,16 +314,18 @@ class Chat:
                     turn,
                     stop_reason=outcome.stop_reason,
                     n_tokens=sum(run.done.n_tokens for run in runs),
+                    n_cached=runs[0].done.n_cached,
                     seconds=sum(run.done.elapsed_s for run in runs),
                 )
                 said = [m for m in outcome.messages if m["role"] != "system"]
-                self._messages = tuple(said) if len(said) > n_sent else self._messages
-            self._turns = (*self._turns, turn)
+                n_before = len(self._tree.messages)
+                added = tuple(said[n_before:]) if len(said) > n_sent else ()
+            self._tree.add(turn, added)
             self._is_busy = False
 
     def __repr__(self) -> str:
         head = f"Chat with {self.name}" if self.name else "Chat"
-        return "\n\n".join([head, *(line for turn in self._turns for line in _lines(turn))])
+        return "\n\n".join([head, *(line for turn in self.turns for line in _lines(turn))])
 
     def _ipython_display_(self) -> None:
         if self._show is not None:
@@ -274,6 +334,12 @@ class Chat:
         from IPython.display import display
 
         display({"text/plain": repr(self)}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def _open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the ids of the calls that a history ends with."""
+    last = messages[-1] if messages else {}
+    return [call["id"] for call in last.get("tool_calls", ())]
 
 
 def _lines(turn: Turn) -> list[str]:

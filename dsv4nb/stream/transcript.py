@@ -33,6 +33,8 @@ class TurnLike(Protocol):
     @property
     def n_tokens(self) -> int: ...
     @property
+    def n_reasoning(self) -> int | None: ...
+    @property
     def seconds(self) -> float: ...
     @property
     def error(self) -> str | None: ...
@@ -92,6 +94,7 @@ def entry_of(turn: TurnLike) -> Entry:
         tool=turn.tool,
         stop_reason=turn.stop_reason,
         n_tokens=turn.n_tokens,
+        n_reasoning=turn.n_reasoning,
         seconds=turn.seconds,
         error=str(turn.error or ""),
     )

@@ -89,7 +89,6 @@ class ChatWidget(anywidget.AnyWidget):
         self._entries: list[Entry] = [entry_of(turn) for turn in chat.turns]
         super().__init__(title=title, thinking=chat.thinking, transcript=self._transcript(0))
         self._chat = chat
-        self._n_turns = len(self._entries)  # what the chat held when a turn last began
         self._pump = pump or shared_pump()
         self._live: _Live | None = None
         self._watch: Watch | None = None
@@ -175,7 +174,6 @@ class ChatWidget(anywidget.AnyWidget):
     def _reset(self) -> None:
         self._chat.reset()
         self._entries = []
-        self._n_turns = 0
         self._publish()
 
     def _submitted(self, user: str, ticket: Ticket) -> None:
@@ -202,11 +200,9 @@ class ChatWidget(anywidget.AnyWidget):
         self._pump.watch(self._watch)
 
     def _catch_up(self, turns: tuple[TurnLike, ...]) -> None:
-        """Take over what happened to the chat without this widget: turns that it never saw, or a reset from Python."""
-        kept = [] if len(turns) < self._n_turns else self._entries
-        entries = [*kept, *map(entry_of, turns[len(kept) :])]
-        self._n_turns = len(turns)
-        if len(entries) != len(self._entries):
+        """Take over what happened to the chat without this widget: turns it never saw, another branch, a reset."""
+        entries = [entry_of(turn) for turn in turns]
+        if entries != self._entries:
             self._entries = entries
             self._publish()
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from comm.base_comm import BaseComm
 from dsv4nb.config import SamplerConfig
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Timings, Token
+from dsv4nb.session.result import joined
+from dsv4nb.session.tree import Turn
 
 
 class RecordedComm(BaseComm):
@@ -42,6 +45,7 @@ class HandTicket:
     events: list[Event] = field(default_factory=list)
     finished: bool = False
     cancelled: int = 0
+    write_down: Callable[[Done | Failed], None] = lambda last: None
 
     def poll(self, start: int) -> tuple[Sequence[Event], bool]:
         return self.events[start:], self.finished
@@ -70,10 +74,12 @@ class HandTicket:
                 timings=Timings(queue_s=0.0, prepare_s=0.0),
             )
         )
+        self.write_down(self.events[-1])  # type: ignore[arg-type]
         self.state, self.finished = "done", True
 
     def fail(self, message: str) -> None:
         self.events.append(Failed(code="engine", message=message, param=None, retryable=False))
+        self.write_down(self.events[-1])  # type: ignore[arg-type]
         self.state, self.finished = "failed", True
 
 
@@ -97,13 +103,32 @@ class HandChat:
         if self.tickets and not self.tickets[-1].finished:
             raise Dsv4Error("the chat is busy")
         self.asked.append(text)
-        self.tickets.append(HandTicket())
+        ticket = HandTicket()
+        ticket.write_down = partial(self._ended, text, ticket)
+        self.tickets.append(ticket)
         for callback in self._callbacks:
             callback(text, self.tickets[-1])
         return self.tickets[-1]
 
     def reset(self) -> None:
         self.resets += 1
+        self.turns = []
+
+    def _ended(self, text: str, ticket: HandTicket, last: Done | Failed) -> None:
+        """Write the turn down, as a chat does just before its ticket says that it ended."""
+        said = [event for event in ticket.events if isinstance(event, Token)]
+        turn = Turn(
+            user=text,
+            reasoning=joined(said, "reasoning"),
+            text=joined(said, "content"),
+            tool=joined(said, "tool"),
+            n_reasoning=sum(token.channel == "reasoning" for token in said),
+        )
+        if isinstance(last, Failed):
+            turn = replace(turn, error=last.message)
+        else:
+            turn = replace(turn, stop_reason=last.stop_reason, n_tokens=last.n_tokens, seconds=last.elapsed_s)
+        self.turns = [*self.turns, turn]
 
 
 @pytest.fixture(autouse=True)

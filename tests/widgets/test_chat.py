@@ -172,8 +172,8 @@ def test_a_turn_that_ran_before_the_widget_came_is_taken_over(chat: Any) -> None
     chat.turns.append(Entry(user="before", text="seen"))
     chat.submit("meanwhile")
     widget = ChatWidget(chat, pump=Pump(rate=500))
+    chat.tickets[0].say("missed")
     chat.tickets[0].end()
-    chat.turns.append(Entry(user="meanwhile", text="missed"))
     chat.submit("after")
     settle(widget)
     assert [turn["text"] for turn in widget.transcript["turns"]] == ["seen", "missed"]
@@ -243,3 +243,21 @@ def test_the_style_and_the_script_need_no_network() -> None:
     for text in (str(ChatWidget._esm), str(ChatWidget._css)):
         assert "http:" not in text and "https:" not in text and "@import" not in text and "import(" not in text
         assert "innerHTML" not in text
+
+
+def test_another_branch_replaces_what_was_shown(chat: Any) -> None:
+    widget = ChatWidget(chat, pump=Pump(rate=500))
+    for text in ("one", "two"):
+        chat.submit("asked")
+        chat.tickets[-1].say(text)
+        chat.tickets[-1].end()
+        settle(widget)
+    assert [turn["text"] for turn in widget.transcript["turns"]] == ["one", "two"]
+    chat.turns = chat.turns[:1]  # regenerated: the new turn follows the first one
+    chat.submit("asked")
+    settle(widget)
+    assert [turn["text"] for turn in widget.transcript["turns"]] == ["one"]
+    chat.tickets[-1].say("another")
+    chat.tickets[-1].end()
+    settle(widget)
+    assert [turn["text"] for turn in widget.transcript["turns"]] == ["one", "another"]

@@ -27,6 +27,14 @@ test("a repeated or overlapping frame doubles nothing", () => {
   assert.equal(state.lost, false);
 });
 
+test("m56: text that comes one character a frame is the text, whatever it takes to store one", () => {
+  const text = "a😀b｜DSML｜’";
+  const characters = [...text];
+  assert.notEqual(characters.length, text.length); // the pair of halves counts twice here and once in Python
+  const state = running(...characters.map((character, i) => frame(i, character)));
+  assert.deepEqual([state.live.text, state.live.next, state.lost], [text, characters.length, false]);
+});
+
 test("a gap asks for a snapshot and shows nothing out of order", () => {
   const gap = running(frame(0, "a"), frame(2, "c"));
   assert.equal(gap.lost, true);

@@ -1,0 +1,162 @@
+"""Turns as a tree: an edit or another try is a branch, and what was said before is never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsv4nb.errors import RequestError
+from dsv4nb.events import StopReason, ToolCall, ToolResult
+
+_SHOWN = 60  # characters of a message in the drawing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One question and what came back.
+
+    Attributes:
+        tool: calls, as the model wrote them; `calls` and `results` are their values.
+        stop_reason: None when it failed; "cancelled" when it was stopped, with the text so far.
+        n_reasoning: tokens of the reasoning.
+        n_cached: prompt tokens that were not computed again.
+        error: why it failed; such a turn is not part of the history.
+    """
+
+    user: str
+    reasoning: str = ""
+    text: str = ""
+    tool: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    stop_reason: StopReason | None = None
+    n_tokens: int = 0
+    n_reasoning: int | None = None
+    n_cached: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """A turn and where it stands.
+
+    Attributes:
+        number: in the order of time, from 1.
+        messages: what the turn added to the history, () when it failed.
+    """
+
+    number: int
+    parent: Node | None
+    turn: Turn
+    messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+
+    def path(self) -> list[Node]:
+        """Return the nodes from the first turn to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branches:
+    """All turns of a conversation, drawn as a tree; the current branch is marked."""
+
+    nodes: tuple[Node, ...]
+    head: Node | None
+
+    @property
+    def leaves(self) -> list[Node]:
+        """The last turn of each branch, oldest first."""
+        parents = {id(node.parent) for node in self.nodes}
+        return [node for node in self.nodes if id(node) not in parents]
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def __repr__(self) -> str:
+        if not self.nodes:
+            return "no turns yet"
+        current = {id(node) for node in (self.head.path() if self.head else [])}
+        lines: list[str] = []
+        # a branch is drawn deeper than its trunk; turns that follow one another stay in one column
+        stack: list[tuple[Node, int]] = [(node, 0) for node in reversed(self._children(None))]
+        while stack:
+            node, depth = stack.pop()
+            mark = "●" if node is self.head else "│" if id(node) in current else " "
+            lines.append(f"{mark} {'   ' * depth}{node.number}. {_short(node.turn.user)} → {_reply(node.turn)}")
+            children = self._children(node)
+            stack += [(child, depth + (len(children) > 1)) for child in reversed(children)]
+        return "\n".join(lines)
+
+    def _children(self, parent: Node | None) -> list[Node]:
+        return [node for node in self.nodes if node.parent is parent]
+
+
+class Tree:
+    """The turns of one chat, and the one that the next turn follows. Grows only; not safe for threads by itself."""
+
+    def __init__(self, nodes: Sequence[Node] = (), head: Node | None = None) -> None:
+        self._nodes = list(nodes)
+        self.head = head
+
+    @property
+    def path(self) -> list[Node]:
+        """The turns of the current branch, failed ones included."""
+        return self.head.path() if self.head else []
+
+    @property
+    def messages(self) -> tuple[Mapping[str, Any], ...]:
+        """The history of the current branch."""
+        return tuple(message for node in self.path for message in node.messages)
+
+    @property
+    def branches(self) -> Branches:
+        return Branches(nodes=tuple(self._nodes), head=self.head)
+
+    def add(self, turn: Turn, messages: Sequence[Mapping[str, Any]]) -> Node:
+        """Write a turn down behind the head, and make it the head."""
+        node = Node(number=len(self._nodes) + 1, parent=self.head, turn=turn, messages=tuple(messages))
+        self._nodes.append(node)
+        self.head = node
+        return node
+
+    def node(self, number: int) -> Node:
+        """Return the turn with this number.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= len(self._nodes):
+            has = f"turns 1 to {len(self._nodes)}" if self._nodes else "no turns yet"
+            raise RequestError(f"turn is {number!r}; the chat has {has}", param="turn")
+        return self._nodes[number - 1]
+
+    def nth(self, i: int) -> Node:
+        """Return the turn at index `i` of the current branch; negative counts from its end.
+
+        Raises:
+            RequestError: there is none.
+        """
+        path = self.path
+        if isinstance(i, bool) or not isinstance(i, int) or not -len(path) <= i < len(path):
+            has = f"turns 0 to {len(path) - 1}" if path else "no turns yet"
+            raise RequestError(f"turn is {i!r}; this branch has {has}", param="turn")
+        return path[i]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+
+
+def _reply(turn: Turn) -> str:
+    if turn.error is not None:
+        return f"[failed: {_short(turn.error)}]"
+    mark = " [stopped]" if turn.stop_reason == "cancelled" else ""
+    calls = ", ".join(f"{call.name}()" for call in turn.calls)
+    return f"{_short(turn.text or calls)}{mark}"
