@@ -17,11 +17,14 @@ _PUBLIC = {
     "CheckpointError": "dsv4nb.errors",
     "Dsv4Error": "dsv4nb.errors",
     "Generation": "dsv4nb.events",
+    "Recipe": "dsv4nb.events",
     "RequestError": "dsv4nb.errors",
     "SamplerConfig": "dsv4nb.config",
     "is_dsv4_dir": "dsv4nb.checkpoint.probe",
     "load": "dsv4nb.model",
+    "open_chat": "dsv4nb.model",
     "open_checkpoint": "dsv4nb.checkpoint.opening",
+    "schema_of": "dsv4nb.session.functions",
 }
 __all__ = sorted(_PUBLIC)
 

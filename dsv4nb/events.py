@@ -32,6 +32,28 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+ReuseKind = Literal["exact", "live", "anchor", "host", "reset"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """Where a run started, and why.
+
+    Attributes:
+        kind: exact: nothing was computed; live: the chat's own cache was continued; anchor, host: a snapshot was;
+            reset: everything was computed.
+        length: prompt tokens that were not computed again; `computed` those that were.
+        reason: a sentence for people.
+        diverges_at: the first position at which the prompt leaves the chat's cache, None when it does not.
+    """
+
+    kind: ReuseKind
+    length: int
+    computed: int
+    reason: str
+    diverges_at: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptUsage:
     """First event of a run: what the prompt costs.
@@ -39,10 +61,12 @@ class PromptUsage:
     Attributes:
         n_prompt: tokens of the prompt.
         n_cached: of these, how many were already in the cache.
+        reuse: where they come from, None when nothing was run.
     """
 
     n_prompt: int
     n_cached: int
+    reuse: Reuse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +113,14 @@ class ToolResult:
 
     Attributes:
         id: of the call.
+        arguments: what it was run with: the model's own, or those that its approval put in their place.
         error: why it failed or was declined, "" when it did not; `content` tells the model so.
     """
 
     id: str
     name: str
     content: str
+    arguments: str = ""
     error: str = ""
 
 
@@ -203,6 +229,7 @@ class Done:
         elapsed_s: render, prefill and decode of this request; waiting in the queue is `queue_s`.
         route: how tokens were chosen.
         spec: what speculation came to, None on a plain route.
+        reuse: where the run started, None when it never did.
     """
 
     stop_reason: StopReason
@@ -215,6 +242,7 @@ class Done:
     route: Route
     timings: Timings
     spec: SpecUsage | None = None
+    reuse: Reuse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

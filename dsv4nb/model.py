@@ -20,17 +20,21 @@ from dsv4nb.checkpoint.revision import OVERRIDE
 from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import CONTRACTS, Contract
 from dsv4nb.encoding.constants import EFFORTS, Revision
+from dsv4nb.encoding.policy import normalize
 from dsv4nb.encoding.tokens import ChatTokenizer
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, ModelClosed, RequestError
 from dsv4nb.events import Event, Generation, Recipe, Timings, Token
 from dsv4nb.info import Capabilities, LoadInfo, load_info
+from dsv4nb.session.batch import filled, rows_of, shared_beginnings
 from dsv4nb.session.chat import Chat
 from dsv4nb.session.journal import Journal
 from dsv4nb.session.limits import SLACK
 from dsv4nb.session.limits import room as longest_prompt
+from dsv4nb.session.live import Ledger
 from dsv4nb.session.log import OnEnd
 from dsv4nb.session.loop import MAX_ROUNDS, Approve, Loop, Rules
+from dsv4nb.session.prefixes import BUDGET_BYTES, Prefixes
 from dsv4nb.session.recipe import check, request_of
 from dsv4nb.session.request import (
     ChatTokens,
@@ -46,6 +50,7 @@ from dsv4nb.session.request import (
     segments_of,
     toolset,
 )
+from dsv4nb.session.saving import read_chat, save_chat
 from dsv4nb.session.server import Server, Waiting
 from dsv4nb.stream.iterate import aiterate, iterate
 from dsv4nb.stream.ticket import Ticket
@@ -170,7 +175,7 @@ class Model:
             tools: declarations, or Python functions; `chat` calls them, `generate` returns the calls.
             tool_choice: auto, none, required, or {"type": "function", "function": {"name": ...}}.
             response_format: {"type": "json_schema", "json_schema": {"schema": ...}} and the like; it is kept to.
-            regex: what the content matches as a whole.
+            regex: what the content matches as a whole; with + and * give max_new too, or it may never end.
             stop: strings that end the content and are not part of it.
             stop_token_ids: ids that end the reply like its own end token.
             max_prompt_tokens: refuse a longer prompt.
@@ -215,12 +220,20 @@ class Model:
         """Put a request in the queue and return at once; options as of `generate`, without `on_token`."""
         return self._submit("submit()", prompt, options)
 
-    def chat(self, *, approve: Approve | None = None, max_rounds: int = MAX_ROUNDS, **options: Any) -> Chat:
+    def chat(
+        self,
+        *,
+        messages: Sequence[Mapping[str, Any]] = (),
+        approve: Approve | None = None,
+        max_rounds: int = MAX_ROUNDS,
+        **options: Any,
+    ) -> Chat:
         """Start a conversation; displaying it shows a panel.
 
         Tools that are Python functions are called, and the model goes on with their results.
 
         Args:
+            messages: a history to go on from, as `Chat.to_messages` gives it.
             approve: asked before each call, with its `ToolCall`: True runs it, False declines it, a mapping runs it
                 with these arguments instead. None runs every call.
             max_rounds: runs with calls in one turn at most.
@@ -234,8 +247,124 @@ class Model:
         chosen = override(Options(), options, "chat()")
         sampler_config(chosen, self.limits.sampler)
         toolset(chosen)  # a tool that is none is refused here, not at the first turn
+        history, system = _history(messages)
+        if system is not None:
+            if chosen.system is not None:
+                raise RequestError("messages begin with a system message; leave out system=", param="system")
+            chosen = replace(chosen, system=system)
+        return self._new_chat(chosen, approve, max_rounds, history)
+
+    def open_chat(
+        self,
+        path: str | Path,
+        *,
+        tools: Sequence[Tool] | None = None,
+        approve: Approve | None = None,
+        max_rounds: int = MAX_ROUNDS,
+    ) -> Chat:
+        """Go on from a chat that `Chat.save` wrote; its next turn computes nothing that was computed before.
+
+        Args:
+            tools: in place of the saved declarations: functions are not saved.
+            approve, max_rounds: as of `chat`.
+
+        Raises:
+            ArchiveError: the file cannot be read, is not whole, or is of another model; it names both sides.
+        """
+        self._require_open()
+        options, thinking, tree, ledger = read_chat(path, self._parts.server, self.limits)
+        if tools is not None:
+            options = replace(options, tools=tools)
+            toolset(options)
+        chat = self._new_chat(options, approve, max_rounds, ())
+        chat.resume(tree, ledger, thinking=thinking)
+        return chat
+
+    def _new_chat(
+        self, options: Options, approve: Approve | None, max_rounds: int, history: Sequence[Mapping[str, Any]]
+    ) -> Chat:
         start = partial(self._start_chat, approve=approve, max_rounds=max_rounds)
-        return Chat(start, name=self.name, options=chosen, show=_show)
+        return Chat(start, name=self.name, options=options, show=_show, messages=history, save=self._save_chat)
+
+    def _save_chat(self, chat: Chat, path: str | Path) -> int:
+        self._require_open()
+        return save_chat(chat, path, self._parts.server, self.limits)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str | Sequence[Mapping[str, Any]]],
+        configs: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        on_result: Callable[[int, Generation], None] | None = None,
+        **options: Any,
+    ) -> list[Generation]:
+        """Answer many prompts; what they begin with in common is computed once. An interrupt cancels the rest.
+
+        Args:
+            prompts: texts, or lists of messages.
+            configs: options of each prompt alone, as of `generate`; they win over `options`.
+            on_result: called with (index, result) on this thread, in the order of the prompts.
+
+        Returns:
+            The results in the order of the prompts, each what `generate` gives for it alone.
+
+        Raises:
+            RequestError, EncodingError: a request was refused; nothing was run.
+            Dsv4Error: a run failed; those behind it were cancelled.
+        """
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise RequestError(f"prompts is {type(prompts).__name__}; it must be a list", param="prompts")
+        own = [{}] * len(prompts) if configs is None else list(configs)
+        if len(own) != len(prompts):
+            raise RequestError(f"configs has {len(own)} entries for {len(prompts)} prompts", param="configs")
+        requests = [
+            self._prepare(
+                "generate_batch()",
+                prompt if isinstance(prompt, str) else None,
+                {**options, **config, **({} if isinstance(prompt, str) else {"messages": prompt})},
+            )
+            for prompt, config in zip(prompts, own, strict=True)
+        ]
+        marks = shared_beginnings([request.prompt for request in requests])
+        tickets = [
+            Ticket(self._parts.server.submit(request, may_reuse=True, keep_at=keep_at), owner=self)
+            for request, keep_at in zip(requests, marks, strict=True)
+        ]
+        results = []
+        try:
+            for i, ticket in enumerate(tickets):
+                results.append(ticket.result())
+                if on_result is not None:
+                    on_result(i, results[-1])
+        finally:
+            for ticket in tickets:
+                ticket.cancel()  # changes nothing once a run has ended
+        return results
+
+    def map(self, rows: Any, template: str, *, column: str = "reply", **options: Any) -> Any:
+        """Ask a question about each row of a table.
+
+        Args:
+            rows: a pandas data frame, or a list of mappings.
+            template: the question, with {name} for the value of a column.
+            column: where the replies go.
+            options: as of `generate_batch`.
+
+        Returns:
+            A new table of the same kind, with `column` for the texts, and column + "_stop_reason".
+
+        Raises:
+            RequestError: the template names a column that there is not; and as `generate_batch`.
+        """
+        table = rows_of(rows)
+        replies = self.generate_batch(filled(template, table), **options)
+        new: dict[str, list[Any]] = {
+            column: [reply.text for reply in replies],
+            f"{column}_stop_reason": [reply.stop_reason for reply in replies],
+        }
+        if hasattr(rows, "assign"):
+            return rows.assign(**new)
+        return [{**row, **{name: values[i] for name, values in new.items()}} for i, row in enumerate(table)]
 
     def prepare(self, prompt: str | None = None, **options: Any) -> Request:
         """Check a request as `submit` does, and run nothing."""
@@ -252,15 +381,24 @@ class Model:
         journal = server.submit(request, on_end, in_step=in_step)
         return Ticket(journal, owner=self, place=lambda: server.place(journal))
 
-    def replay(self, recipe: Recipe) -> Generation:
-        """Make a reply again from `Generation.recipe`, and check that it is the same.
+    def replay(self, recipe: Recipe | str) -> Generation:
+        """Make a reply again from `Generation.recipe`, or its text, and check that it is the same.
+
+        The result has neither `messages` nor log-probabilities: they are no part of a recipe.
 
         Raises:
+            RequestError: the text is no recipe.
             ReplayMismatch: the recipe is of another model, or the replay has other ids.
         """
+        recipe = Recipe.from_json(recipe) if isinstance(recipe, str) else recipe
         reply = self.start(request_of(recipe, self.limits)).result()
         check(recipe, reply.ids)
         return reply
+
+    @property
+    def cache(self) -> Prefixes:
+        """What is known of earlier runs: its numbers, its contents, and the policy of reuse."""
+        return self._parts.server.prefixes
 
     @property
     def queue(self) -> list[Waiting]:
@@ -283,6 +421,14 @@ class Model:
     def tokenize(self, prompt: str | None = None, **options: Any) -> list[int]:
         """Return the ids that the model would read; options as of `generate`."""
         return list(self._prepare("tokenize()", prompt, options).prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of text that is nothing but text: no template around it, no control tokens in it."""
+        return self._parts.tokens.encode_plain(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens included; broken characters become U+FFFD."""
+        return b"".join(map(self._parts.tokens.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def close(self) -> None:
         """End this handle; the last one of an engine stops its runs and frees it. Idempotent."""
@@ -318,6 +464,7 @@ class Model:
         on_end: OnEnd,
         *,
         inline: bool,
+        ledger: Ledger,
         approve: Approve | None,
         max_rounds: int,
     ) -> Ticket:
@@ -327,7 +474,7 @@ class Model:
 
         def start(conversation: Sequence[Mapping[str, Any]], on_end: OnEnd | None = None) -> Journal:
             request = prepare(None, conversation, None, options, self._parts.tokens, self.limits)
-            return server.submit(request, on_end)
+            return server.submit(request, on_end, may_reuse=True, ledger=ledger)
 
         if not tools.functions or options.tool_choice == "none":
             journal = start(messages, on_end)
@@ -347,7 +494,13 @@ class Model:
             raise ModelClosed(self.name)
 
 
+_LOAD_NAMES = ("path", "devices", "max_seq", "contract", "encoding", "name", "cache_mib", "host_cache_mib")
 _NAMES = ("prompt", "messages", "prompt_ids", *Options.__slots__)
+
+
+def open_chat(path: str | Path, model: Model, **options: Any) -> Chat:
+    """Go on from a saved chat; see `Model.open_chat`."""
+    return model.open_chat(path, **options)
 
 
 def load(
@@ -358,6 +511,8 @@ def load(
     contract: str | None = None,
     encoding: str | None = None,
     name: str | None = None,
+    cache_mib: float = BUDGET_BYTES / 2**20,
+    host_cache_mib: float = 0.0,
     **unknown: object,
 ) -> Model:
     """Load a checkpoint. The same folder with the same options gives a handle on the same engine.
@@ -370,6 +525,8 @@ def load(
         contract: roundings of the arithmetic, instead of those that the checkpoint was published with.
         encoding: preview or v0731, for a checkpoint that does not tell.
         name: for people; the folder's when None.
+        cache_mib: of the snapshots that chats go on from.
+        host_cache_mib: of long prefixes in host memory; 0 keeps none. On a CPU it is the same memory.
 
     Raises:
         RequestError: an option is not understood.
@@ -378,7 +535,7 @@ def load(
         EngineError: the engine cannot run it.
     """
     started = time.monotonic()
-    refuse_unknown(unknown, ("path", "devices", "max_seq", "contract", "encoding", "name"), "load()")
+    refuse_unknown(unknown, _LOAD_NAMES, "load()")
     _require_cpu(environ.devices() if devices is None else environ.parse_devices(devices, "devices"))
     override_contract = None if contract is None else _contract(contract)
     if encoding is not None and encoding not in EFFORTS:
@@ -388,10 +545,13 @@ def load(
     checkpoint = open_checkpoint(folder)
     name = name or (TOY if is_toy else checkpoint.name)
     room = _room(max_seq, checkpoint.config.max_position_embeddings)
-    key = (_fingerprint(folder), room, contract, encoding, name)
-    return _shelf.take(
-        key, lambda: _assemble(checkpoint, room, override_contract, encoding, name, is_toy=is_toy, started=started)
-    )
+    prefixes = Prefixes(budget_bytes=_mib("cache_mib", cache_mib), host_mib=host_cache_mib)
+    key = (_fingerprint(folder), room, contract, encoding, name, cache_mib, host_cache_mib)
+
+    def assemble() -> Parts:
+        return _assemble(checkpoint, room, override_contract, encoding, name, prefixes, is_toy=is_toy, started=started)
+
+    return _shelf.take(key, assemble)
 
 
 def _assemble(
@@ -400,6 +560,7 @@ def _assemble(
     contract: Contract | None,
     encoding: str | None,
     name: str,
+    prefixes: Prefixes,
     *,
     is_toy: bool,
     started: float,
@@ -444,7 +605,7 @@ def _assemble(
         n_vocab=tokens.vocab_size,
         recommended=recommended,
     )
-    server = Server(engine, tokens, name)
+    server = Server(engine, tokens, name, prefixes)
     return Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info, caps=caps)
 
 
@@ -484,6 +645,12 @@ def _fingerprint(folder: Path) -> tuple[object, ...]:
 def _require_cpu(devices: str | tuple[int, ...] | None) -> None:
     if devices not in (None, environ.CPU):
         raise RequestError(f"devices is {devices!r}; this version runs on 'cpu' only", param="devices")
+
+
+def _mib(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise RequestError(f"{name} is {value!r}; it must be a number of MiB above 0", param=name)
+    return int(value * 2**20)
 
 
 def _contract(name: str) -> Contract:
@@ -556,6 +723,15 @@ def _recommended(folder: Path) -> dict[str, float]:
         return {name: getattr(config, name) for name in named}
     except (OSError, ValueError) as error:  # a RequestError is a ValueError
         raise DamagedCheckpoint(str(folder), [f"generation_config.json: {error}"]) from error
+
+
+def _history(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+    """Return a history that is over, in the encoder's form, and the text of its system message apart."""
+    if not messages:
+        return [], None
+    checked = normalize(messages, expects_reply=False)
+    system = checked.pop(0)["content"] if checked[0]["role"] == "system" else None
+    return checked, system
 
 
 def _show(chat: Chat) -> None:

@@ -23,6 +23,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import dsv4nb
 from dsv4nb.encoding.constants import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN, USER
+from dsv4nb.encoding.tokens import ChatTokenizer
 from dsv4nb.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -133,7 +134,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[Dsv4Error], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_bad_checkpoint_is_refused_by_name_and_nothing_is_loaded(folder: Path, model: Model, name: str) -> None:
+def test_m02_a_bad_checkpoint_is_refused_by_name_and_nothing_is_loaded(folder: Path, model: Model, name: str) -> None:
     damage, error, says = DAMAGES[name]
     damage(folder)
     before = serving()
@@ -149,8 +150,8 @@ def test_a_bad_checkpoint_is_refused_by_name_and_nothing_is_loaded(folder: Path,
     ("options", "param", "says"),
     [
         ({"max_sec": 256}, "max_sec", "did you mean 'max_seq'"),
-        ({"devices": "cuda:0"}, "devices", "'cpu' only"),
-        ({"devices": ["cpu", "cpu"]}, "devices", "'cpu' only"),
+        ({"devices": "cuda:0"}, "devices", "must be 'cpu', or GPU ids"),
+        ({"devices": ["cpu", "cpu"]}, "devices", "must be 'cpu', or GPU ids"),
         ({"max_seq": 97}, "max_seq", "from 98 to"),
         ({"max_seq": 2**40}, "max_seq", "declares"),
         ({"max_seq": "256"}, "max_seq", "integer"),
@@ -183,7 +184,7 @@ def test_a_bad_prompt_is_refused_and_the_next_call_works(model: Model, prompt: s
     assert model.generate("hi", max_new=2).done.n_prompt == len(model.tokenize("hi"))
 
 
-def test_a_reply_is_the_same_through_every_door(model: Model) -> None:
+def test_m61_h30_a_reply_is_the_same_through_every_door(model: Model) -> None:
     options: dict[str, Any] = {"max_new": 8, "seed": 5, "temperature": 1.0}
     result = model.generate("hi", **options)
     assert len(result.ids) == 8 and result.stop_reason == "length"
@@ -219,6 +220,51 @@ def test_a_cancelled_run_leaves_a_clean_engine(model: Model) -> None:
     assert model.generate("hello there", temperature=0, max_new=6).ids == cold
 
 
+def test_m09_the_end_token_is_the_tokenizers(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    ids = raw["model"]["vocab"]
+    ids[EOS], ids[DSML] = ids[DSML], ids[EOS]
+    for token in raw["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    raw["added_tokens"].sort(key=lambda token: token["id"])
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    edit_config(folder, eos_token_id=ids[EOS])
+    with load(folder) as moved:
+        assert moved.eos == ids[EOS] and moved.prepare("hi").eos == {ids[EOS]}
+
+
+# tells what a request says and leaves in its cache; ends with a run under way
+FRESH_PROCESS = """
+import sys
+from dsv4nb.model import load
+
+model, states = load(sys.argv[1]), []
+release = model.engine.release
+model.engine.release = lambda state: states.append(state.digest()) or release(state)
+print(*model.generate(sys.argv[2], temperature=1.0, seed=4, max_new=8).ids, states[-1])
+next(model.submit("hello", max_new=3000).events())
+"""
+
+
+def test_m20_m21_a_request_leaves_nothing_to_the_next_and_a_process_ends_well(
+    original: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    release = model.engine.release
+    monkeypatch.setattr(model.engine, "release", lambda state: states.append(state.digest()) or release(state))
+
+    def said(prompt: str) -> str:
+        reply = model.generate(prompt, temperature=1.0, seed=4, max_new=8)
+        return f"{' '.join(map(str, reply.ids))} {states[-1]}\n"
+
+    a, b, again = said("one two three"), said("something else, and longer"), said("one two three")
+    assert a == again != b
+    command = [sys.executable, "-c", FRESH_PROCESS, str(original), "something else, and longer"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b, "")
+
+
 def test_the_checkpoints_own_sampler_values_are_the_defaults(model: Model) -> None:
     config = model.generate("hi", max_new=1).done.config
     assert (config.temperature, config.top_p) == (0.6, 0.95)
@@ -231,7 +277,7 @@ def test_what_is_tokenized_is_what_is_run(model: Model) -> None:
     assert model.render("hi", **options) == f"{BOS}Be brief.{USER}hi{ASSISTANT}{THINK_OPEN}"
 
 
-def test_the_load_card_says_what_was_found_and_why(model: Model) -> None:
+def test_m10_the_load_card_says_what_was_found_and_why(model: Model) -> None:
     facts = dict(model.info.rows())
     assert facts["model"] == model.name and facts["layers"].startswith("4: 2 window only, 1 compressed 4:1")
     assert facts["encoding"] == "preview (config.json has no dspark_* keys)"
@@ -239,6 +285,7 @@ def test_the_load_card_says_what_was_found_and_why(model: Model) -> None:
     assert facts["defaults"] == "temperature 0.6, top_p 0.95 (generation_config.json)"
     assert facts["max_seq"].startswith("4,096 of ")
     assert facts["device"] == "CPU, 1 thread"
+    assert facts["drafter"] == "absent"
     assert all(f"{label:<12}{value}" in str(model.info) for label, value in facts.items())
     assert model.info._repr_html_().count("<tr>") == len(facts)
     assert repr(model) == f"<Model {model.name}>" and "<table>" in model._repr_html_()
@@ -258,13 +305,13 @@ def test_an_encoding_that_nothing_is_sure_of_says_so(folder: Path) -> None:
 
 
 class TestSharing:
-    def test_the_same_path_and_options_share_an_engine(self, original: Path, model: Model) -> None:
+    def test_m12_the_same_path_and_options_share_an_engine(self, original: Path, model: Model) -> None:
         with load(str(original)) as other:
             assert other.engine is model.engine and other is not model
         assert other.is_closed and not model.is_closed
         assert model.generate("hi", max_new=1)
 
-    def test_other_options_do_not(self, original: Path, model: Model) -> None:
+    def test_m12_other_options_do_not(self, original: Path, model: Model) -> None:
         with load(original, max_seq=256, contract="fp32_plain", encoding="v0731", name="other") as other:
             assert other.engine is not model.engine
             assert other.engine.max_seq == 256 and other.limits.max_seq == 256
@@ -352,3 +399,22 @@ class TestToy:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "set()"
+
+
+def test_m11_capabilities_come_from_the_encoding_and_nothing_is_invented(original: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(original, tmp_path / "silent")
+    (folder / "generation_config.json").unlink()
+    with load(folder) as model:
+        caps = model.caps
+        assert caps.chat and caps.tools and caps.thinking and caps.instruct_type == "deepseek"
+        assert caps.n_vocab == ChatTokenizer.from_file(original / "tokenizer.json").vocab_size
+        assert caps.context_length == model.max_seq and caps.max_prompt == model.max_seq - 97
+        assert (caps.temperature, caps.top_p) == (None, None)
+        assert "recommended nothing" in " ".join(str(caps).split())
+        assert caps._repr_html_().count("<tr>") == len(caps.rows())
+        with pytest.raises(PromptTooLong):
+            model.prepare(prompt_ids=[1] * (caps.max_prompt + 1))
+        assert model.prepare(prompt_ids=[1] * caps.max_prompt).max_new == 1
+    with load("toy") as toy:
+        assert toy.caps.temperature == 0.0 and toy.caps.efforts == ("low", "high", "max")
+        assert toy.eos == ChatTokenizer.from_file(f"{toy.info.path}/tokenizer.json").eos_id

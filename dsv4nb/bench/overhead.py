@@ -16,7 +16,7 @@ from dsv4nb.engine.protocol import Prefilled
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.session.request import Limits, Options, prepare
 from dsv4nb.session.server import Server
-from dsv4nb.testing.fake_engine import FakeState, FakeTokenizer
+from dsv4nb.testing.fake_engine import FakeEngine, FakeState, FakeTokenizer
 
 _ROWS = 16  # different ones, so that no row stays in a cache
 
@@ -35,18 +35,18 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class _Instant:
+class _Instant(FakeEngine):
     """An engine whose rows are ready, and which notes when it is asked and when it has answered."""
 
     def __init__(self, rows: npt.NDArray[np.float32]) -> None:
+        super().__init__(vocab_size=rows.shape[1], max_seq=1 << 20)
         self._rows = rows
-        self.vocab_size, self.max_seq = rows.shape[1], 1 << 20
         self.gaps: list[float] = []
         self._answered = 0.0
 
     def new_state(self) -> FakeState:
         self.gaps = []
-        return FakeState(())
+        return super().new_state()
 
     def prefill(self, state: Any, tokens: Sequence[int], **_: Any) -> Prefilled:
         state.ledger += tokens
@@ -59,12 +59,6 @@ class _Instant:
         rows: npt.NDArray[np.float32] = self._rows[len(self.gaps) % _ROWS][None]
         self._answered = time.perf_counter()
         return rows
-
-    def commit(self, state: Any, n: int) -> None:
-        state.ledger += state.rows[:n]
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,7 @@ class Attention:
             pooled = pool_entries(batch, x, weights.compressor, cache.compressor, eps=eps)
             if pooled is not None:
                 pooling = batch.pooling(cache.compressor.shape)
-                entries = ops.rope_entries(pooled, *pooling.turn, kv_fp8=kv_fp8)
-                cache.compressor.entries[pooling.first : pooling.last] = entries
+                cache.compressor.entries.put(pooling.first, ops.rope_entries(pooled, *pooling.turn, kv_fp8=kv_fp8))
         if weights.indexer is not None and cache.indexer is not None:
             index_keys(batch, x, weights.indexer, cache.indexer, self.config, self.contract)
 
@@ -89,8 +88,10 @@ def _all(batch: Batch, cache: CompressorCache) -> list[Keys]:
     splits = []
     for first in range(0, pooling.last, SPLIT):
         index = torch.arange(first, first + SPLIT)
-        # entries that do not exist yet are hidden; the last one stands in for them
-        keys = cache.entries[index.clamp_max(pooling.last - 1)]
+        keys = cache.entries.rows(first, min(first + SPLIT, pooling.last))
+        if keys.shape[0] < SPLIT:
+            # entries that do not exist yet are hidden; the last one stands in for them
+            keys = keys[(index - first).clamp_max(keys.shape[0] - 1)]
         splits.append((keys.expand(count, -1, -1), index >= pooling.visible[:, None]))
     return splits
 
@@ -98,4 +99,4 @@ def _all(batch: Batch, cache: CompressorCache) -> list[Keys]:
 def _picked(picked: Tensor, cache: CompressorCache) -> list[Keys]:
     """The picked entries of each row, in splits."""
     picked = torch.nn.functional.pad(picked, (0, -picked.shape[1] % SPLIT), value=ops.ABSENT)
-    return [(cache.entries[part.clamp_min(0)], part < 0) for part in picked.chunk(picked.shape[1] // SPLIT, 1)]
+    return [(cache.entries.pick(part.clamp_min(0)), part < 0) for part in picked.chunk(picked.shape[1] // SPLIT, 1)]

@@ -2,16 +2,19 @@
 
 Rings are addressed by absolute position: the row of position p lies in slot p mod rows. A ring holds what the
 next row can still need plus one chunk of rows that may yet be rejected, so no write displaces a row in use.
+Entries are never displaced; they lie in blocks, which sequences of one start share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv4nb.checkpoint.config import ModelConfig
 
 PREFILL_ROWS = 256  # rows of one prefill chunk, the most that one forward writes
-ENTRY_BLOCK = 128  # entry buffers grow by doubling from this many rows
+ENTRY_BLOCK = 128  # entries per block: one product of index keys, and a multiple of every split of the attention
+VALUE_BYTES = 4  # float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +77,72 @@ def _compressor_shape(ratio: int, width: int) -> CompressorShape:
     )
 
 
-def entry_capacity(shape: CompressorShape, positions: int) -> int:
-    """Return the rows of an entry buffer for `positions` positions: a doubling of `ENTRY_BLOCK`."""
-    capacity = ENTRY_BLOCK
-    while capacity < positions // shape.ratio:
-        capacity *= 2
-    return capacity
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The rows of one buffer that later positions can see.
+
+    Attributes:
+        name: layer, cache and buffer: "3.window", "3.compressor.entries", "3.indexer.source".
+        first, last: rows first … last - 1; by absolute position in a ring, by number among entries.
+        width: values per row.
+    """
+
+    name: str
+    first: int
+    last: int
+    width: int
+
+    @property
+    def is_entries(self) -> bool:
+        return self.name.endswith(".entries")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.last - self.first, self.width
+
+
+def live_parts(config: ModelConfig, pos: int) -> Iterator[Part]:
+    """Yield, in a fixed order, what is needed to go on after `pos` positions."""
+    for index in range(config.num_hidden_layers):
+        shape = layer_shape(config, index)
+        first = max(pos - config.sliding_window, 0)
+        yield Part(name=f"{index}.window", first=first, last=pos, width=shape.window_width)
+        for kind, cache in (("compressor", shape.compressor), ("indexer", shape.indexer)):
+            if cache is not None:
+                yield from _compressor_parts(f"{index}.{kind}", cache, pos)
+
+
+def _compressor_parts(name: str, shape: CompressorShape, pos: int) -> Iterator[Part]:
+    """Entries, and the source rows that a later entry pools."""
+    entries = pos // shape.ratio
+    yield Part(name=f"{name}.entries", first=0, last=entries, width=shape.entry_width)
+    first = max(entries * shape.ratio - (shape.reach - shape.ratio), 0)
+    yield Part(name=f"{name}.source", first=first, last=pos, width=shape.source_width)
+
+
+def state_bytes(config: ModelConfig, positions: int) -> dict[str, int]:
+    """Return the bytes of one sequence's caches by class: whole rings, and whole blocks for `positions` positions."""
+    total = dict.fromkeys(("window", "compressor", "indexer", "source"), 0)
+    for index in range(config.num_hidden_layers):
+        shape = layer_shape(config, index)
+        total["window"] += VALUE_BYTES * shape.window_rows * shape.window_width
+        for kind, cache in (("compressor", shape.compressor), ("indexer", shape.indexer)):
+            if cache is not None:
+                total["source"] += VALUE_BYTES * cache.source_rows * cache.source_width
+                rows = blocks_for(positions // cache.ratio) * ENTRY_BLOCK
+                total[kind] += VALUE_BYTES * rows * cache.entry_width
+    return total
+
+
+def blocks_for(entries: int) -> int:
+    """Return how many blocks hold so many entries."""
+    return -(-entries // ENTRY_BLOCK)
+
+
+def layout(config: ModelConfig) -> str:
+    """Return what fixes names, shapes and meaning of live rows, in one line; ring sizes and blocks do not."""
+    ratios = ",".join(map(str, config.compress_ratios[: config.num_hidden_layers]))
+    return (
+        f"cache 1, float32, window {config.sliding_window} x {config.head_dim}, index {config.index_head_dim},"
+        f" ratios {ratios}"
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,12 @@ import torch
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.contract import Contract
+from dsv4nb.engine.blocks import Pools
+from dsv4nb.engine.cache import layout, state_bytes
 from dsv4nb.engine.forward import Forward
 from dsv4nb.engine.prefill import chunk_plan
-from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled
+from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled, Snapshot
+from dsv4nb.engine.snapshot import CpuSnapshot, capture_state, dump_arrays, load_arrays, restore_state
 from dsv4nb.engine.state import CpuState
 from dsv4nb.errors import EngineError
 from dsv4nb.weights.loader import Progress, load_weights
@@ -47,6 +51,7 @@ class CpuEngine:
             )
         self._forward: Forward | None = Forward(weights, config, contract)
         self._config, self._max_seq, self._threads = config, max_seq, threads
+        self._pools = Pools(config)
 
     @classmethod
     def from_checkpoint(
@@ -72,7 +77,8 @@ class CpuEngine:
 
     def new_state(self) -> CpuState:
         """Make an empty sequence at position 0."""
-        return CpuState(self._config)
+        with _memory():
+            return CpuState(self._config, self._pools)
 
     def prefill(
         self,
@@ -86,7 +92,7 @@ class CpuEngine:
         forward, own = self._ready(state, tokens)
         chunks = chunk_plan(own.pos, len(tokens))
         logits = None
-        with self._running():
+        with self._running(), _all_or_nothing(own):
             for first, last in chunks:
                 if should_stop is not None and should_stop():
                     raise Cancelled
@@ -106,15 +112,57 @@ class CpuEngine:
         if len(tokens) > MAX_ROWS:
             raise EngineError(f"forward_rows got {len(tokens)} rows; at most {MAX_ROWS} fit", param="tokens")
         forward, own = self._ready(state, tokens)
-        with self._running():
+        with self._running(), _all_or_nothing(own):
             return np.asarray(forward.rows(own, tokens).numpy()).copy()
 
     def commit(self, state: DecodeState, n: int) -> None:
         """Keep the first `n` rows of the last `forward_rows`."""
-        own = _own(state)
+        own = self._own(state)
         if not 0 <= n <= own.pending:
             raise EngineError(f"commit({n}): the last forward left {own.pending} rows", param="n")
         own.commit(n)
+
+    def capture(self, state: DecodeState) -> CpuSnapshot:
+        """Keep what is needed to go on at state.pos; see the protocol."""
+        own = self._own(state)
+        with self._running():
+            return capture_state(own)
+
+    def restore(self, snapshot: Snapshot) -> CpuState:
+        """Make a new state at snapshot.pos; see the protocol."""
+        own = self._held(snapshot)
+        with self._running():
+            return restore_state(own)
+
+    def release(self, state: DecodeState) -> None:
+        """Give the memory of `state` back; idempotent."""
+        self._own(state, even_released=True).release()
+
+    def dump(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
+        """Return everything a snapshot holds as float32 arrays by name; see the protocol."""
+        own = self._held(snapshot)
+        with self._running():
+            return dump_arrays(own)
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]], pos: int) -> CpuSnapshot:
+        """Make a snapshot of what `dump` returned; see the protocol."""
+        if not isinstance(pos, int) or not 0 <= pos <= self._max_seq:
+            raise EngineError(f"pos {pos} is no position from 0 to max_seq {self._max_seq}", param="pos")
+        with self._running():
+            return load_arrays(arrays, pos, self._config, self._pools)
+
+    def layout(self) -> str:
+        """Say how `dump` lays a sequence out; see the protocol."""
+        return layout(self._config)
+
+    def state_bytes(self, positions: int) -> dict[str, int]:
+        """Return the bytes of one state per class of cache; see the protocol."""
+        return state_bytes(self._config, positions)
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Blocks of entries that some state or snapshot holds."""
+        return self._pools.in_use
 
     def close(self) -> None:
         """Free the weights; idempotent."""
@@ -124,7 +172,7 @@ class CpuEngine:
         """Check a call before anything is touched."""
         if self._forward is None:
             raise EngineError("the engine is closed")
-        own = _own(state)
+        own = self._own(state)
         if len(tokens) == 0:
             raise EngineError("no tokens to run", param="tokens")
         if own.pos + len(tokens) > self._max_seq:
@@ -138,6 +186,21 @@ class CpuEngine:
             raise EngineError(f"token id {bad} is outside the vocabulary of {self.vocab_size}", param="tokens")
         return self._forward, own
 
+    def _own(self, state: DecodeState, *, even_released: bool = False) -> CpuState:
+        if not isinstance(state, CpuState) or state.pools is not self._pools:
+            raise EngineError(f"the state is a {type(state).__name__}; it must come from this engine's new_state()")
+        if state.is_released and not even_released:
+            raise EngineError(f"the state at position {state.pos} was released; take a new one")
+        return state
+
+    def _held(self, snapshot: Snapshot) -> CpuSnapshot:
+        if not isinstance(snapshot, CpuSnapshot) or snapshot.pools is not self._pools:
+            what = type(snapshot).__name__
+            raise EngineError(f"the snapshot is a {what}; it must come from this engine's capture() or load()")
+        if snapshot.is_released:
+            raise EngineError(f"the snapshot at position {snapshot.pos} was released; keep it until it is restored")
+        return snapshot
+
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Compute without gradients and with the engine's thread count, which is put back after."""
@@ -145,14 +208,29 @@ class CpuEngine:
         if before != self._threads:
             torch.set_num_threads(self._threads)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _memory():
                 yield
         finally:
             if before != self._threads:
                 torch.set_num_threads(before)
 
 
-def _own(state: DecodeState) -> CpuState:
-    if not isinstance(state, CpuState):
-        raise EngineError(f"the state is a {type(state).__name__}; it must come from this engine's new_state()")
-    return state
+@contextmanager
+def _all_or_nothing(state: CpuState) -> Iterator[None]:
+    """Let no rows of a forward stay pending that did not come to its end, head included."""
+    try:
+        yield
+    except BaseException:
+        state.pending = 0
+        raise
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Raise what torch says when the machine has no memory left as what Python says."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise MemoryError(str(error)) from error

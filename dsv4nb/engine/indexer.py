@@ -22,7 +22,7 @@ def index_keys(
     if pooled is not None:
         pooling = batch.pooling(cache.shape)
         keys = ops.index_rows(pooled[:, None], *pooling.turn, index_fp4=contract.index_fp4)
-        cache.entries[pooling.first : pooling.last] = keys[:, 0]
+        cache.entries.put(pooling.first, keys[:, 0])
 
 
 def pick_entries(
@@ -50,5 +50,5 @@ def pick_entries(
     turn = batch.turn(is_compressed=True).rows(batch.live)
     query = ops.index_rows(query, *turn, index_fp4=contract.index_fp4)
     heads = ops.bf16_rows(x, weights.heads)[batch.live]
-    scores = ops.index_scores(query, cache.entries[: ops.padded_keys(pooling.last)], heads)
-    return ops.top_entries(scores, pooling.visible, config.index_topk)
+    scores = [ops.index_scores(query, keys, heads) for keys in cache.entries.whole(pooling.last)]
+    return ops.top_entries(torch.cat(scores, 1), pooling.visible, config.index_topk)

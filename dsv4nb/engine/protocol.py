@@ -3,13 +3,21 @@
 State is addressed by absolute position. `forward_rows` runs rows provisionally; `commit` keeps the
 first n of them, which is one assignment to `pos` (dspark.md 3.6, design 1). Plain decoding is
 `forward_rows` of one row and `commit(state, 1)`.
+
+A state grows along one sequence and never goes back. `capture` keeps a position of it, and `restore` makes any
+number of new states there, each of which goes on as a cold run of the same tokens would, bit for bit. Finished
+compressed entries lie in blocks that states and snapshots share, so both calls cost the same at any position.
+A prompt may be given to `prefill` in pieces, to capture a position inside it: how it is cut changes no bit.
+
+When a call raises, its state stands where the last commit left it and can be used on; chunks that were finished
+before stay committed. Whoever wants the state of before the call captures it first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +48,28 @@ class DecodeState(Protocol):
     @property
     def pos(self) -> int:
         """Committed tokens: positions 0 … pos-1 are in every cache."""
+        ...
+
+
+class Snapshot(Protocol):
+    """Everything needed to go on at one position of a sequence; never changes.
+
+    It belongs to the engine that made it. Its memory is given back by `release`, or when it is forgotten.
+    """
+
+    @property
+    def pos(self) -> int:
+        """Committed tokens at the time of capture."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes this snapshot takes beside what it shares: window rows, source rows, and the last, partly filled
+        blocks; full blocks are not counted. The same at any position but for those last blocks."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory back; idempotent, from any thread. What was restored from it is not touched."""
         ...
 
 
@@ -74,8 +104,9 @@ class Engine(Protocol):
             on_progress: called with (rows done, rows in all) after each chunk.
 
         Raises:
-            EngineError: the tokens do not fit `max_seq`; nothing was run.
+            EngineError: the tokens do not fit `max_seq`, or the state was released; nothing was run.
             Cancelled: `should_stop` said so.
+            MemoryError: the caches cannot grow; this state and all others are as after the last chunk.
         """
         ...
 
@@ -89,7 +120,9 @@ class Engine(Protocol):
             [T, V] float32 logits; row i predicts position state.pos + i + 1.
 
         Raises:
-            EngineError: there are no rows, too many, or they do not fit `max_seq`; nothing was run.
+            EngineError: there are no rows, too many, they do not fit `max_seq`, or the state was released; nothing
+                was run.
+            MemoryError: the caches cannot grow; this state and all others are as before, without pending rows.
         """
         ...
 
@@ -99,6 +132,77 @@ class Engine(Protocol):
         Raises:
             EngineError: the last forward left fewer rows.
         """
+        ...
+
+    def capture(self, state: DecodeState) -> Snapshot:
+        """Keep what is needed to go on at state.pos; the state goes on undisturbed, rows pending included.
+
+        Copies the window rows and source rows in use and shares the entries. Costs the same at any position.
+
+        Raises:
+            EngineError: the state was released.
+            MemoryError: there is no room for the copies; nothing was changed.
+        """
+        ...
+
+    def restore(self, snapshot: Snapshot) -> DecodeState:
+        """Make a new state at snapshot.pos, with no rows pending; the snapshot stays usable.
+
+        States restored from one snapshot, and the state it was captured from, do not affect each other. No logits
+        come with it: those of the last position are what its capturer kept, or what a prefill of one more token gives.
+
+        Raises:
+            EngineError: the snapshot was released, or another engine made it.
+            MemoryError: there is no room for the state; nothing was changed.
+        """
+        ...
+
+    def release(self, state: DecodeState) -> None:
+        """Give the memory of `state` back; idempotent, and done as well when a state is forgotten.
+
+        Every later call with it, this one excepted, raises `EngineError`. Snapshots taken of it stay usable.
+        """
+        ...
+
+    def dump(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
+        """Return everything a snapshot holds, shared entries included, as arrays by name; copies.
+
+        With `snapshot.pos` they are all that `load` needs, in this process or another one.
+
+        Raises:
+            EngineError: the snapshot was released, or another engine made it.
+        """
+        ...
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]], pos: int) -> Snapshot:
+        """Make a snapshot at `pos` of what `dump` returned; the arrays are copied.
+
+        Names, shapes and dtypes are checked, values are not: whether they belong to this model and these tokens is
+        for the caller to know.
+
+        Raises:
+            EngineError: `pos` is outside 0 … max_seq, or an array is missing, unknown, or of another shape or dtype
+                than `layout` and `pos` ask for; it names the array, what was expected and what was found. Nothing
+                was allocated.
+            MemoryError: there is no room; nothing was changed.
+        """
+        ...
+
+    def layout(self) -> str:
+        """Return one short line that says how `dump` lays a sequence out; equal lines, exchangeable arrays."""
+        ...
+
+    def state_bytes(self, positions: int) -> dict[str, int]:
+        """Return what the caches of one state of so many positions take, in bytes per class of cache.
+
+        The classes are "window", "compressor", "indexer" (the latter two: entries, in whole blocks) and "source";
+        their sum is the state.
+        """
+        ...
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Blocks of entries that some state or snapshot holds; 0 once all of them are released."""
         ...
 
     def close(self) -> None:

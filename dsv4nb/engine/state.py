@@ -1,7 +1,8 @@
-"""DecodeState: the caches of one sequence and its position.
+"""CpuState: the caches of one sequence and its position.
 
 Rows are written provisionally from `pos` on; committing n of them moves `pos`. What a rejected row wrote stays
-and is never read: the window mask, the visible counts and the next writer of its slot hide it.
+and is never read: the window mask, the visible counts and the next writer of its slot hide it. For the same reason a
+forward that fails half way needs no repair: whatever it wrote lies where no committed row is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import torch
 from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
-from dsv4nb.engine.cache import CompressorShape, LayerShape, entry_capacity, layer_shape
+from dsv4nb.engine.blocks import BlockPool, BlockTable, LayerPools, Pools
+from dsv4nb.engine.cache import CompressorShape, LayerShape, Part, layer_shape, live_parts
+
+Buffer = Tensor | BlockTable  # a ring of rows by position, or entries
 
 
 class CompressorCache:
@@ -21,29 +25,17 @@ class CompressorCache:
 
     Attributes:
         source: [source_rows, source_width] ring.
-        entries: [capacity, entry_width]; entry w covers positions ratio·w … ratio·w + ratio - 1.
+        entries: entry w covers positions ratio·w … ratio·w + ratio - 1.
     """
 
-    def __init__(self, shape: CompressorShape) -> None:
+    def __init__(self, shape: CompressorShape, pool: BlockPool) -> None:
         self.shape = shape
         self.source = torch.empty(shape.source_rows, shape.source_width)
-        self.entries = torch.empty(entry_capacity(shape, 0), shape.entry_width)
+        self.entries = BlockTable(pool)
 
     def reserve(self, pos: int, stop: int) -> None:
-        """Make room for the entries of positions before `stop`, keeping those before `pos`."""
-        capacity = entry_capacity(self.shape, stop)
-        if capacity > self.entries.shape[0]:
-            grown = torch.empty(capacity, self.shape.entry_width)
-            kept = pos // self.shape.ratio
-            grown[:kept] = self.entries[:kept]
-            self.entries = grown
-
-    def live(self, pos: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield what positions before `pos` left: entries, and source rows that a later entry pools."""
-        ratio = self.shape.ratio
-        yield "entries", self.entries[: pos // ratio]
-        first = max(pos // ratio * ratio - (self.shape.reach - ratio), 0)
-        yield "source", ring_rows(self.source, first, pos)
+        """Make room for the entries that positions `pos` … stop - 1 complete."""
+        self.entries.reserve(pos // self.shape.ratio, stop // self.shape.ratio)
 
 
 class LayerCache:
@@ -54,33 +46,51 @@ class LayerCache:
         compressor: None on a ratio-0 layer; indexer: None unless the ratio is 4.
     """
 
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: LayerShape, pools: LayerPools) -> None:
         self.window = torch.empty(shape.window_rows, shape.window_width)
-        self.compressor = CompressorCache(shape.compressor) if shape.compressor else None
-        self.indexer = CompressorCache(shape.indexer) if shape.indexer else None
+        self.compressor = self.indexer = None
+        if shape.compressor is not None and pools.compressor is not None:
+            self.compressor = CompressorCache(shape.compressor, pools.compressor)
+        if shape.indexer is not None and pools.indexer is not None:
+            self.indexer = CompressorCache(shape.indexer, pools.indexer)
 
 
 class CpuState:
     """One sequence on the CPU.
 
     Attributes:
+        config: of the model.
+        pools: where its entries lie; its own unless they are given.
         pos: committed positions.
         pending: rows of the last forward, provisional until `commit`.
-        layers: the caches.
+        layers: the caches; none once the state is released.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, pools: Pools | None = None) -> None:
+        self.config = config
+        self.pools = pools or Pools(config)
         self.pos = 0
         self.pending = 0
-        self.layers = [LayerCache(layer_shape(config, layer)) for layer in range(config.num_hidden_layers)]
-        self._window = config.sliding_window
+        self.layers = [LayerCache(layer_shape(config, i), own) for i, own in enumerate(self.pools.layers)]
+
+    @property
+    def is_released(self) -> bool:
+        return not self.layers
+
+    def release(self) -> None:
+        """Give all caches back; idempotent."""
+        for cache in self._compressors():
+            cache.entries.release()
+        self.layers, self.pending = [], 0
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows from `pos` on."""
-        for layer in self.layers:
-            for cache in (layer.compressor, layer.indexer):
-                if cache is not None:
-                    cache.reserve(self.pos, self.pos + rows)
+        """Make room for `rows` rows from `pos` on.
+
+        Raises:
+            MemoryError, RuntimeError: there is no room; what is committed stays.
+        """
+        for cache in self._compressors():
+            cache.reserve(self.pos, self.pos + rows)
 
     def commit(self, n: int) -> None:
         """Keep the first `n` of the pending rows and drop the others.
@@ -93,14 +103,14 @@ class CpuState:
         self.pos += n
         self.pending = 0
 
+    def parts(self) -> Iterator[tuple[Part, Buffer]]:
+        """Yield every buffer and which of its rows a later position can see, in a fixed order."""
+        yield from zip(live_parts(self.config, self.pos), self._buffers(), strict=True)
+
     def live(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every cached value that a later position can see, by name and in a fixed order."""
-        for index, layer in enumerate(self.layers):
-            yield f"{index}.window", ring_rows(layer.window, max(self.pos - self._window, 0), self.pos)
-            for kind, cache in (("compressor", layer.compressor), ("indexer", layer.indexer)):
-                if cache is not None:
-                    for part, rows in cache.live(self.pos):
-                        yield f"{index}.{kind}.{part}", rows
+        for part, buffer in self.parts():
+            yield part.name, read_rows(buffer, part)
 
     def digest(self) -> str:
         """Return the SHA-256 of the position and all live values: equal states, equal digests."""
@@ -119,10 +129,36 @@ class CpuState:
             for (name, rows), (other_name, other_rows) in zip(self.live(), other.live(), strict=True)
         )
 
+    def _compressors(self) -> Iterator[CompressorCache]:
+        for layer in self.layers:
+            yield from (cache for cache in (layer.compressor, layer.indexer) if cache is not None)
 
-def ring_rows(ring: Tensor, first: int, last: int) -> Tensor:
-    """Return the rows of positions first … last - 1, in order."""
-    return ring[torch.arange(first, last) % ring.shape[0]]
+    def _buffers(self) -> Iterator[Buffer]:
+        """In the order of `live_parts`."""
+        for layer in self.layers:
+            yield layer.window
+            for cache in (layer.compressor, layer.indexer):
+                if cache is not None:
+                    yield from (cache.entries, cache.source)
+
+
+def read_rows(buffer: Buffer, part: Part) -> Tensor:
+    """Return the rows of `part` in order; of entries in one block, a view."""
+    if isinstance(buffer, BlockTable):
+        return buffer.rows(part.first, part.last)
+    return buffer[_slots(buffer, part)]
+
+
+def write_rows(buffer: Buffer, part: Part, rows: Tensor) -> None:
+    """Put the rows of `part` where `read_rows` finds them; there is room for them."""
+    if isinstance(buffer, BlockTable):
+        buffer.put(part.first, rows)
+    else:
+        buffer[_slots(buffer, part)] = rows
+
+
+def _slots(ring: Tensor, part: Part) -> Tensor:
+    return torch.arange(part.first, part.last) % ring.shape[0]
 
 
 def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:

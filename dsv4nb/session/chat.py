@@ -6,15 +6,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
 from dsv4nb.events import Event, Failed, Generation, Token, ToolCall, ToolResult
+from dsv4nb.session.export import to_cells, to_frame, to_jsonl
+from dsv4nb.session.live import Ledger
 from dsv4nb.session.log import OnEnd
 from dsv4nb.session.request import Options, override
 from dsv4nb.session.result import joined
 from dsv4nb.session.tool_text import result_text
-from dsv4nb.session.tree import Branches, Node, Tree, Turn
+from dsv4nb.session.tree import Branches, Node, Tree, Turn, turns_of
 
 
 class Ticket(Protocol):
@@ -38,7 +41,7 @@ class Start(Protocol):
     """
 
     def __call__(
-        self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd, *, inline: bool
+        self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd, *, inline: bool, ledger: Ledger
     ) -> Ticket: ...
 
 
@@ -55,8 +58,22 @@ class _Told:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatState:
+    """What makes a chat.
+
+    Attributes:
+        ledger: the ids that its last run left committed.
+    """
+
+    options: Options
+    nodes: tuple[Node, ...]
+    head: Node | None
+    ledger: tuple[int, ...]
+
+
 class Chat:
-    """A conversation with one model; every turn is rendered from the history and run on a fresh state.
+    """A conversation with one model; a turn is rendered from the history and computes what is not known of it.
 
     The history holds exactly what was shown: a turn that was stopped stays with its partial text, a turn that
     failed leaves it as it was.
@@ -66,6 +83,8 @@ class Chat:
         name: of the model, for people.
         options: of every turn; a turn can override them.
         show: displays a chat in a notebook, text when None.
+        messages: the history to go on from, in the encoder's form and without a system message.
+        save: writes a chat to a file.
 
     Attributes:
         thinking: whether the next turns reason before they answer; may be set at any time.
@@ -78,15 +97,20 @@ class Chat:
         name: str = "",
         options: Options | None = None,
         show: Callable[[Chat], None] | None = None,
+        messages: Sequence[Mapping[str, Any]] = (),
+        save: Callable[[Chat, str | Path], int] | None = None,
     ) -> None:
         self._options = options or Options()
         self.name = name
         self.thinking = self._options.thinking
-        self._start, self._show = start, show
+        self._start, self._show, self._save = start, show, save
         self._lock = threading.Lock()
         self._is_busy = False
         self._ticket: Ticket | None = None
+        self._ledger = Ledger()
         self._tree = Tree()
+        for turn, said in turns_of(messages):
+            self._tree.add(turn, said)
         self._callbacks: list[Callable[[str, Any], None]] = []
 
     @property
@@ -105,6 +129,62 @@ class Chat:
         system = self._options.system
         front = [] if system is None else [{"role": "system", "content": system}]
         return [*front, *map(dict, self._tree.messages)]
+
+    def state(self) -> ChatState:
+        """Return everything that makes this chat, at this moment.
+
+        Raises:
+            ChatBusy: a turn is still running.
+        """
+        with self._lock:
+            if self._is_busy:
+                raise ChatBusy
+            tree = self._tree.branches
+            return ChatState(options=self._options, nodes=tree.nodes, head=tree.head, ledger=self._ledger.ids)
+
+    def save(self, path: str | Path) -> int:
+        """Write the chat to a file, with all its branches and the caches of the last turn; return its bytes.
+
+        `dsv4nb.open_chat(path, model)` goes on from it, in another kernel too. Functions are saved as declarations.
+
+        Raises:
+            ChatBusy: a turn is still running.
+            ArchiveError: the file cannot be written; one that was there is as it was.
+        """
+        if self._save is None:
+            raise RequestError("this chat has no model to save the caches of", param="path")
+        return self._save(self, path)
+
+    def to_messages(self) -> list[dict[str, Any]]:
+        """Return the history of this branch; `Model.chat(messages=...)` takes it back."""
+        return self.messages
+
+    def to_jsonl(self, path: str | Path | None = None, *, all_branches: bool = False) -> str:
+        """Return, and write to `path`, one line of JSON per conversation: this branch, or every one.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        heads = self._tree.branches.leaves if all_branches else [self._tree.head]
+        front = self.messages[: self._options.system is not None]
+        text = to_jsonl(
+            [*front, *(m for node in (head.path() if head else ()) for m in node.messages)] for head in heads
+        )
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_cells(self) -> list[dict[str, Any]]:
+        """Return the history of this branch as notebook cells; Python that the model wrote becomes code cells."""
+        return to_cells(self.messages)
+
+    def to_frame(self) -> Any:
+        """Return the turns of this branch as a pandas data frame.
+
+        Raises:
+            RequestError: pandas is not installed.
+        """
+        return to_frame(self.turns)
 
     @property
     def is_busy(self) -> bool:
@@ -201,10 +281,13 @@ class Chat:
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
-            other = Chat(self._start, name=self.name, options=self._options, show=self._show)
-            other._tree = Tree(self._tree.branches.nodes, self._tree.head)
-            other.thinking = self.thinking
+            other = Chat(self._start, name=self.name, options=self._options, show=self._show, save=self._save)
+            other.resume(Tree(self._tree.branches.nodes, self._tree.head), self._ledger.ids, thinking=self.thinking)
         return other
+
+    def resume(self, tree: Tree, ledger: Sequence[int], *, thinking: bool) -> None:
+        """Become the chat that these stand for."""
+        self._tree, self._ledger, self.thinking = tree, Ledger(tuple(ledger)), thinking
 
     def _go_to(self, node: Node | None) -> None:
         with self._lock:
@@ -238,7 +321,9 @@ class Chat:
             head, self._tree.head = self._tree.head, told.after
         try:
             sent = (*self._tree.messages, *told.messages)
-            ticket = self._start(sent, chosen, partial(self._ended, told.text, len(sent)), inline=inline)
+            ticket = self._start(
+                sent, chosen, partial(self._ended, told.text, len(sent)), inline=inline, ledger=self._ledger
+            )
         except BaseException:
             self._tree.head = head
             self._is_busy = False
@@ -277,7 +362,7 @@ class Chat:
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
-            self._tree, self._ticket = Tree(), None
+            self._tree, self._ticket, self._ledger = Tree(), None, Ledger()
 
     def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]:
         """Call `callback(text, ticket)` whenever a turn starts, on the thread that started it.
@@ -350,10 +435,11 @@ def _lines(turn: Turn) -> list[str]:
     lines = [f"You: {turn.user}"]
     if turn.reasoning:
         lines.append("[Thoughts]\n" + "\n".join(f"  {line}" for line in turn.reasoning.splitlines()))
-    results = {result.id: result.content for result in turn.results}
+    results = {result.id: result for result in turn.results}
     for call in turn.calls:
-        answer = f" → {results[call.id]}" if call.id in results else ""
-        lines.append(f"[Call] {call.name}({call.arguments}){answer}")
+        result = results.get(call.id)
+        arguments = result.arguments if result and result.arguments else call.arguments
+        lines.append(f"[Call] {call.name}({arguments}){f' → {result.content}' if result else ''}")
     if turn.text or not (mark or turn.tool):
         lines.append(f"Model: {turn.text}")
     return [*lines, mark] if mark else lines

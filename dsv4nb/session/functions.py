@@ -171,6 +171,15 @@ def function_of(f: Callable[..., Any]) -> Function:
     return Function(name=name, call=f, schema=schema, members=members)
 
 
+def schema_of(f: Callable[..., Any]) -> dict[str, Any]:
+    """Return what the model is told of a function, OpenAI-shaped.
+
+    Raises:
+        RequestError: as `function_of`.
+    """
+    return function_of(f).schema
+
+
 def tools_of(tools: Iterable[Callable[..., Any] | Mapping[str, Any] | Function] | Toolset) -> Toolset:
     """Return functions and ready schemas as a toolset, in the given order.
 

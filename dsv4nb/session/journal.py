@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Done, Event, Failed, Generation, TokenSnapshot
+from dsv4nb.session.live import Ledger
 from dsv4nb.session.log import Log, OnEnd
 from dsv4nb.session.request import Request
 from dsv4nb.session.result import generation_of
@@ -21,6 +22,9 @@ class Journal(Log):
         on_end: called once with the outcome and all events, on the thread that ends the run, before anybody sees
             that it ended.
         in_step: whether the run waits after each round until a reader has `taken` its events.
+        may_reuse: whether the run may go on from earlier ones, and later ones from it.
+        ledger: of the chat that it belongs to.
+        keep_at: lengths of beginnings of the prompt that later runs are going to share.
 
     Attributes:
         marks: of this request.
@@ -28,9 +32,19 @@ class Journal(Log):
         error: why it failed.
     """
 
-    def __init__(self, request: Request, on_end: OnEnd | None = None, *, in_step: bool = False) -> None:
+    def __init__(
+        self,
+        request: Request,
+        on_end: OnEnd | None = None,
+        *,
+        in_step: bool = False,
+        may_reuse: bool = False,
+        ledger: Ledger | None = None,
+        keep_at: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         self.request = request
+        self.may_reuse, self.ledger, self.keep_at = may_reuse, ledger, keep_at
         self.marks = Marks(request)
         self.submitted_at = self.started_at = time.monotonic()
         self.problems: tuple[str, ...] = ()

@@ -114,7 +114,8 @@ class Loop(Log):
             for call in step.tool_calls:
                 if call.id not in self._results:
                     self._answer(call, is_over=is_over)
-            messages = (*step.messages, *(_message(self._results[call.id]) for call in step.tool_calls))
+            results = [self._results[call.id] for call in step.tool_calls]
+            messages = (*_as_run(step.messages, results), *map(_message, results))
             if is_over or self._cancelled.is_set():
                 self._finish(messages)
                 return
@@ -160,7 +161,9 @@ class Loop(Log):
             )
         arguments = call.arguments if answer is True else json.dumps(dict(answer), ensure_ascii=False)
         outcome = self._rules.toolset.call(call.name, arguments)
-        return ToolResult(id=call.id, name=call.name, content=outcome.content, error=outcome.error or "")
+        return ToolResult(
+            id=call.id, name=call.name, content=outcome.content, arguments=arguments, error=outcome.error or ""
+        )
 
     def _finish(self, messages: Sequence[dict[str, object]]) -> None:
         step = self._steps[-1]
@@ -181,6 +184,17 @@ class Loop(Log):
         on_end, self._on_end = self._on_end, None
         final = last[-1]
         self.end(last, lambda: final if isinstance(final, Failed) else self.generation(), on_end)
+
+
+def _as_run(messages: Sequence[dict[str, Any]], results: Sequence[ToolResult]) -> list[dict[str, Any]]:
+    """Return the history with the calls of its last message as they were run: an edited one reads as edited."""
+    run = {result.id: result.arguments for result in results if result.arguments}
+    *before, reply = messages
+    calls = [
+        call | {"function": call["function"] | {"arguments": run.get(call["id"], call["function"]["arguments"])}}
+        for call in reply["tool_calls"]
+    ]
+    return [*before, reply | {"tool_calls": calls}]
 
 
 def _not_run(call: ToolCall, why: str) -> ToolResult:

@@ -6,11 +6,14 @@ import time
 from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import Cancelled, Engine
-from dsv4nb.events import Done, PromptUsage, Timings, TokenSnapshot
+from dsv4nb.events import Done, PromptUsage, Reuse, Timings, TokenSnapshot
 from dsv4nb.session.choosing import Chooser
 from dsv4nb.session.emission import Emission
 from dsv4nb.session.journal import Journal
+from dsv4nb.session.live import Live
+from dsv4nb.session.prefixes import Prefixes
 from dsv4nb.session.request import ChatTokens
+from dsv4nb.session.reuse import Decision
 from dsv4nb.session.timings import ENDED, FIRST_TOKEN, PREFILLED, STARTED
 
 
@@ -29,54 +32,76 @@ class Place:
         return f"{self.phase} at position {self.position}"
 
 
-def run(engine: Engine, tokens: ChatTokens, journal: Journal, place: Place) -> Timings:
-    """Run the request of `journal` on a fresh state, write its events, the last ones included, and return its timings.
+def run(engine: Engine, tokens: ChatTokens, journal: Journal, place: Place, prefixes: Prefixes) -> Timings:
+    """Run the request of `journal`, write its events, the last ones included, and return its timings.
 
-    Cancelling takes effect before the next forward; what was said by then is kept.
+    Cancelling takes effect before the next forward; what was said by then is kept. What the run computed can be gone
+    on from once it has said something: after a run that failed, or was cancelled before, everything is as it was.
 
     Args:
         place: kept up to date.
+        prefixes: of earlier runs; a request of a chat starts from them and adds to them.
     """
     request, marks = journal.request, journal.marks
     marks.mark(STARTED)
-    journal.append(PromptUsage(n_prompt=len(request.prompt), n_cached=0))
-    emission = Emission(request, tokens, journal.append)
+    live = Live(engine, request.prompt, prefixes if journal.may_reuse else None, journal.ledger)
     try:
-        chooser = Chooser(request, tokens, engine.vocab_size)
-        state = engine.new_state()
-        row = engine.prefill(
-            state, request.prompt, should_stop=lambda: journal.is_cancelled, on_progress=lambda n, _: place.move(n)
-        ).logits
-        marks.mark(PREFILLED)
-        place.phase = "decode"
-        while not journal.is_cancelled:
-            place.move(state.pos)
-            pending, logprob = chooser.choose(row, state.pos)
-            marks.mark(FIRST_TOKEN)
-            emission.accept((pending,), None if logprob is None else (logprob,))
-            journal.settle()
-            if emission.stop_reason is not None or journal.is_cancelled:
-                break
-            row = engine.forward_rows(state, (pending,))[0]
-            engine.commit(state, 1)
-    except Cancelled:
-        pass
-    if emission.stop_reason is None:
-        emission.stop_reason = "cancelled"
-    emission.finish()
+        reuse = _reuse(live.decision)
+        journal.append(PromptUsage(n_prompt=len(request.prompt), n_cached=reuse.length, reuse=reuse))
+        emission = Emission(request, tokens, journal.append)
+        _speak(live, emission, Chooser(request, tokens, engine.vocab_size), journal, place)
+        emission.finish()
+        if emission.ids or emission.stop_reason != "cancelled":
+            live.keep()
+    finally:
+        live.close()
     marks.mark(ENDED)
     journal.problems = emission.problems
     timings = marks.timings()
+    assert emission.stop_reason is not None
     done = Done(
         stop_reason=emission.stop_reason,
         n_tokens=len(emission.ids),
         n_prompt=len(request.prompt),
-        n_cached=0,
+        n_cached=reuse.length,
         queue_s=timings.queue_s,
         elapsed_s=timings.prepare_s + time.monotonic() - journal.started_at,
         config=request.config,
         route=request.route,
         timings=timings,
+        reuse=reuse,
     )
     journal.finish(TokenSnapshot(ids=tuple(emission.ids)), done)
     return timings
+
+
+def _speak(live: Live, emission: Emission, chooser: Chooser, journal: Journal, place: Place) -> None:
+    """Read the prompt and make tokens until the reply ends or is cancelled."""
+    try:
+        row = live.begin(keep_at=journal.keep_at, should_stop=lambda: journal.is_cancelled, on_progress=place.move)
+        journal.marks.mark(PREFILLED)
+        place.phase = "decode"
+        while not journal.is_cancelled:
+            place.move(live.pos)
+            pending, logprob = chooser.choose(row, live.pos)
+            journal.marks.mark(FIRST_TOKEN)
+            emission.accept((pending,), None if logprob is None else (logprob,))
+            journal.settle()
+            if emission.stop_reason is not None or journal.is_cancelled:
+                break
+            row = live.step(pending)
+    except Cancelled:
+        pass
+    if emission.stop_reason is None:
+        emission.stop_reason = "cancelled"
+
+
+def _reuse(decision: Decision) -> Reuse:
+    away = decision.diverges_at
+    return Reuse(
+        kind=decision.kind,
+        length=decision.length,
+        computed=decision.computed,
+        reason=decision.reason,
+        diverges_at=None if away is None else away.position,
+    )

@@ -8,18 +8,24 @@ import queue
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import Dsv4Error, EngineDead, EngineError, ModelClosed, Overloaded
 from dsv4nb.events import Timings
 from dsv4nb.session.journal import Journal
 from dsv4nb.session.log import OnEnd, State
+from dsv4nb.session.prefixes import Prefixes
 from dsv4nb.session.request import ChatTokens, Request
 from dsv4nb.session.run import Place, run
 from dsv4nb.session.switching import brisk_switching
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 JOIN_S = 2.0
 
@@ -44,9 +50,10 @@ class Server:
         name: of the model; the thread is called `dsv4nb-serve-<name>`.
     """
 
-    def __init__(self, engine: Engine, tokens: ChatTokens, name: str) -> None:
+    def __init__(self, engine: Engine, tokens: ChatTokens, name: str, prefixes: Prefixes | None = None) -> None:
         self._engine, self._tokens, self._name = engine, tokens, name
-        self._queue: queue.SimpleQueue[Journal | None] = queue.SimpleQueue()
+        self.prefixes = prefixes or Prefixes()
+        self._queue: queue.SimpleQueue[Journal | Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[Journal, None] = {}  # queued or running, in order
         self._dead: EngineDead | None = None
         self.timings: Timings | None = None  # of the last run that ended well
@@ -55,25 +62,41 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name=f"dsv4nb-serve-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, on_end: OnEnd | None = None, *, in_step: bool = False) -> Journal:
+    def submit(self, request: Request, on_end: OnEnd | None = None, **options: Any) -> Journal:
         """Put a request at the end of the queue.
 
         Args:
-            on_end, in_step: see `Journal`.
+            on_end, options: see `Journal`.
 
         Raises:
             ModelClosed: after `close`.
             EngineDead: the device was lost in an earlier run.
         """
-        journal = Journal(request, on_end, in_step=in_step)
+        journal = Journal(request, on_end, **options)
         with self._lock:
-            if self._is_closed:
-                raise ModelClosed(self._name)
-            if self._dead is not None:
-                raise EngineDead(str(self._dead))
+            self._require_alive()
             self._open[journal] = None
             self._queue.put(journal)
         return journal
+
+    def do(self, job: Callable[[Engine, Prefixes], Result]) -> Result:
+        """Run `job` on the serving thread, behind what is in the queue, and wait for its result.
+
+        Raises:
+            ModelClosed, EngineDead: as `submit`.
+            BaseException: what the job raised.
+        """
+        work: Future[Result] = Future()
+        with self._lock:
+            self._require_alive()
+            self._queue.put(lambda: _carry_out(work, lambda: job(self._engine, self.prefixes)))
+        return work.result()
+
+    def _require_alive(self) -> None:
+        if self._is_closed:
+            raise ModelClosed(self._name)
+        if self._dead is not None:
+            raise EngineDead(str(self._dead))
 
     def queue(self) -> list[Waiting]:
         """Return the requests that have not ended, in the order in which they run."""
@@ -110,15 +133,23 @@ class Server:
             self._thread.join(JOIN_S)
 
     def _serve(self) -> None:
-        while (journal := self._queue.get()) is not None:
-            if self._is_closed:
-                journal.cancel()
-            if journal.start():
-                self._attempt(journal)
-            with self._lock:
-                self._open.pop(journal, None)
-            del journal  # an idle thread keeps no prompt and no reply
+        while (work := self._queue.get()) is not None:
+            if isinstance(work, Journal):
+                self._serve_one(work)
+            else:
+                work()
+            del work  # an idle thread keeps no prompt and no reply
+        with contextlib.suppress(Exception):
+            self.prefixes.clear()
         self._engine.close()
+
+    def _serve_one(self, journal: Journal) -> None:
+        if self._is_closed:
+            journal.cancel()
+        if journal.start():
+            self._attempt(journal)
+        with self._lock:
+            self._open.pop(journal, None)
 
     def _attempt(self, journal: Journal) -> None:
         """The one broad handler: whatever goes wrong becomes the last event of its own run."""
@@ -127,7 +158,7 @@ class Server:
             if self._dead is not None:
                 raise EngineDead(str(self._dead))
             with brisk_switching():
-                self.timings = run(self._engine, self._tokens, journal, place)
+                self.timings = run(self._engine, self._tokens, journal, place, self.prefixes)
         except BaseException as error:
             logger.debug("a run failed kind=%s", type(error).__name__, exc_info=error)
             _forget_frames(error)
@@ -136,6 +167,13 @@ class Server:
                 self._dead = typed
             with contextlib.suppress(BaseException):  # of whoever listens for the end
                 journal.fail(typed)
+
+
+def _carry_out(work: Future[Result], job: Callable[[], Result]) -> None:
+    try:
+        work.set_result(job())
+    except BaseException as error:
+        work.set_exception(error)
 
 
 _OUT_OF_MEMORY = ("out of memory", "cannot allocate memory")

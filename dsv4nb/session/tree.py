@@ -160,3 +160,43 @@ def _reply(turn: Turn) -> str:
     mark = " [stopped]" if turn.stop_reason == "cancelled" else ""
     calls = ", ".join(f"{call.name}()" for call in turn.calls)
     return f"{_short(turn.text or calls)}{mark}"
+
+
+def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[tuple[Turn, list[Mapping[str, Any]]]]:
+    """Cut a history, without its system message, into turns: each begins with what a person said.
+
+    Raises:
+        RequestError: it does not begin with a user message.
+    """
+    if messages and messages[0]["role"] != "user":
+        role = messages[0]["role"]
+        raise RequestError(f"the history begins with a message of {role}; it must be user", param="messages")
+    groups: list[list[Mapping[str, Any]]] = []
+    for message in messages:
+        if message["role"] == "user":
+            groups.append([])
+        groups[-1].append(message)
+    return [(_turn_of(group), group) for group in groups]
+
+
+def _turn_of(group: Sequence[Mapping[str, Any]]) -> Turn:
+    replies = [message for message in group if message["role"] == "assistant"]
+    asked = [call for reply in replies for call in reply.get("tool_calls", ())]
+    calls = [
+        ToolCall(id=str(call.get("id", "")), name=call["function"]["name"], arguments=call["function"]["arguments"])
+        for call in asked
+    ]
+    names = {call.id: call.name for call in calls}
+    results = [
+        ToolResult(id=m.get("tool_call_id", ""), name=names.get(m.get("tool_call_id", ""), ""), content=m["content"])
+        for m in group
+        if m["role"] == "tool"
+    ]
+    return Turn(
+        user=group[0]["content"],
+        reasoning="".join(reply.get("reasoning_content", "") for reply in replies),
+        text="".join(reply["content"] for reply in replies),
+        calls=tuple(calls),
+        results=tuple(results),
+        stop_reason="tool_calls" if group[-1].get("tool_calls") else "stop",
+    )

@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dsv4nb.encoding.constants import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN, USER
 from dsv4nb.encoding.render import Segment
-from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled
+from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled, Snapshot
 from dsv4nb.errors import EngineError
 
 _CONTROLS = (BOS, EOS, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE, DSML)
 _BYTES = len(_CONTROLS)  # ids of the 256 bytes begin here
 _WORDS = _BYTES + 256
 _CONTROL = re.compile("|".join(map(re.escape, _CONTROLS)))
+_CALLS = (
+    *("new_state", "prefill", "chunks", "forward_rows", "commit"),
+    *("capture", "restore", "release", "dump", "load", "close"),
+)
 _WORD = re.compile(r"\s*\S+|\s+")
 
 
@@ -105,6 +111,8 @@ class FakeState:
 
     Attributes:
         prompt: what `prefill` was called with, also if it did not come to its end.
+        is_answered: the next prefill asks something else: the state was restored, or has decoded since the last one.
+        is_released: `release` was called with it.
     """
 
     script: Sequence[int]
@@ -112,26 +120,52 @@ class FakeState:
     n_prompt: int = 0
     rows: Sequence[int] = ()
     prompt: tuple[int, ...] = ()
+    is_answered: bool = False
+    is_released: bool = False
 
     @property
     def pos(self) -> int:
         return len(self.ledger)
 
 
+class FakeSnapshot:
+    """What a sequence had committed, and where in its script it was."""
+
+    nbytes = 1000
+
+    def __init__(self, script: Sequence[int], ledger: Sequence[int], n_prompt: int) -> None:
+        self.script, self.ledger, self.n_prompt = tuple(script), tuple(ledger), n_prompt
+        self.is_released = False
+
+    @property
+    def pos(self) -> int:
+        return len(self.ledger)
+
+    def release(self) -> None:
+        """Note that it was called."""
+        self.is_released = True
+
+
 class FakeEngine:
     """Says its scripts: the first sequence the first one, the next the next, and the last one from then on.
 
+    A sequence that is asked again takes the next script too: by a prefill after it has decoded, or after it was
+    restored. A restored sequence that is only decoded says what the captured one would have said.
+
     Args:
         scripts: ids, one after the other; `eos` follows when a script ends.
+        next_id: says what follows these committed and provisional ids, and stands in for the scripts. As with real
+            weights the ids alone decide, however they got into the cache.
         delay_s: of each decode forward.
         chunk: prompt tokens per chunk, each of which takes `chunk_delay_s`.
         faults: what the decode forward with this number raises, counted over all sequences from 0.
         prefill_faults: what the prefill with this number raises, likewise.
-        on_step: called with "prefill", "chunk" or "forward_rows" and the sequence when one begins, on the thread that
-            runs it; what it raises is a fault of that step.
+        on_step: called with "prefill", "chunk", "forward_rows", "capture", "restore" (with the new sequence), "load"
+            (with an empty one) when one begins, on the thread that runs it; what it raises is a fault of that step.
 
     Attributes:
         calls: how often each method was called; "chunks" counts chunks.
+        prefilled: rows that each call of `prefill` ran; those of finished chunks if it did not come to its end.
         intervals: (start, end) of every prefill and forward, failed ones included, on the monotonic clock.
         threads: names of the threads that ran something.
     """
@@ -148,16 +182,19 @@ class FakeEngine:
         faults: Mapping[int, BaseException] | None = None,
         prefill_faults: Mapping[int, BaseException] | None = None,
         on_step: Callable[[str, FakeState], None] | None = None,
+        next_id: Callable[[tuple[int, ...]], int] | None = None,
     ) -> None:
-        self._scripts = scripts or ((),)
+        self._scripts, self._said, self._next_id = scripts or ((),), 0, next_id
         self._eos, self._vocab_size, self._max_seq = eos, vocab_size, max_seq
         self._delay_s, self._chunk, self._chunk_delay_s = delay_s, chunk, chunk_delay_s
         self._faults, self._prefill_faults = dict(faults or {}), dict(prefill_faults or {})
         self._on_step = on_step or (lambda step, state: None)
-        self.calls = dict.fromkeys(("new_state", "prefill", "chunks", "forward_rows", "commit", "close"), 0)
+        self.calls = dict.fromkeys(_CALLS, 0)
         self.intervals: list[tuple[float, float]] = []
         self.threads: set[str] = set()
         self.states: list[FakeState] = []
+        self.prefilled: list[int] = []
+        self._snapshots: weakref.WeakSet[FakeSnapshot] = weakref.WeakSet()
 
     @property
     def vocab_size(self) -> int:
@@ -169,9 +206,8 @@ class FakeEngine:
 
     def new_state(self) -> FakeState:
         """Make an empty sequence with the next script."""
-        n = self.calls["new_state"]
         self.calls["new_state"] += 1
-        self.states.append(FakeState(self._scripts[min(n, len(self._scripts) - 1)]))
+        self.states.append(FakeState(self._next_script()))
         return self.states[-1]
 
     def prefill(
@@ -184,10 +220,14 @@ class FakeEngine:
     ) -> Prefilled:
         """Commit the prompt chunk by chunk."""
         own = self._own(state)
+        if len(tokens) == 0 or own.pos + len(tokens) > self._max_seq:
+            raise EngineError(f"prefill got {len(tokens)} tokens at {own.pos}", param="tokens")
         own.prompt = tuple(tokens)
-        started = time.monotonic()
+        before, started = own.pos, time.monotonic()
         try:
             self._begin(own, "prefill", self._prefill_faults)
+            if own.is_answered:
+                own.script, own.is_answered = self._next_script(), False
             for first in range(0, len(tokens), self._chunk):
                 if should_stop is not None and should_stop():
                     raise Cancelled
@@ -195,12 +235,13 @@ class FakeEngine:
                 time.sleep(self._chunk_delay_s)
                 self.calls["chunks"] += 1
                 own.ledger += tokens[first : first + self._chunk]
-                own.n_prompt = own.pos
+                own.n_prompt, own.rows = own.pos, ()
                 if on_progress is not None:
                     on_progress(min(first + self._chunk, len(tokens)), len(tokens))
         finally:
             self.intervals.append((started, time.monotonic()))
-        return Prefilled(logits=self._row(own, own.pos), pos=own.pos, computed=len(tokens))
+            self.prefilled.append(own.pos - before)
+        return Prefilled(logits=self._row(own, ()), pos=own.pos, computed=len(tokens))
 
     def forward_rows(self, state: DecodeState, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return rows whose best ids are the script's."""
@@ -211,8 +252,8 @@ class FakeEngine:
             if not 0 < len(tokens) <= MAX_ROWS or own.pos + len(tokens) > self._max_seq:
                 raise EngineError(f"forward_rows got {len(tokens)} rows at {own.pos}", param="tokens")
             time.sleep(self._delay_s)
-            own.rows = tuple(tokens)
-            return np.stack([self._row(own, own.pos + i + 1) for i in range(len(tokens))])
+            own.rows, own.is_answered = tuple(tokens), True
+            return np.stack([self._row(own, own.rows[: i + 1]) for i in range(len(tokens))])
         finally:
             self.intervals.append((started, time.monotonic()))
 
@@ -225,13 +266,93 @@ class FakeEngine:
         own.ledger += own.rows[:n]
         own.rows = ()
 
+    def capture(self, state: DecodeState) -> FakeSnapshot:
+        """Keep what `state` has committed."""
+        own = self._own(state)
+        self._begin(own, "capture", {})
+        return self._kept(FakeSnapshot(own.script, own.ledger, own.n_prompt))
+
+    def restore(self, snapshot: Snapshot) -> FakeState:
+        """Make a sequence that goes on where the captured one was."""
+        own = self._held(snapshot)
+        state = FakeState(own.script, list(own.ledger), own.n_prompt, is_answered=True)
+        self._begin(state, "restore", {})
+        self.states.append(state)
+        return state
+
+    def release(self, state: DecodeState) -> None:
+        """Make `state` unusable; what it was stays readable for tests."""
+        assert isinstance(state, FakeState), state
+        self._count("release")
+        state.is_released = True
+
+    def dump(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
+        """Return the snapshot as three arrays."""
+        own = self._held(snapshot)
+        self._count("dump")
+        return {
+            "ledger": np.array(own.ledger, np.int32),
+            "script": np.array(own.script, np.int32),
+            "n_prompt": np.array([own.n_prompt], np.int32),
+        }
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]], pos: int) -> FakeSnapshot:
+        """Make a snapshot of what `dump` returned."""
+        self._begin(FakeState(()), "load", {})
+        if not 0 <= pos <= self._max_seq:
+            raise EngineError(f"pos {pos} is outside 0 … {self._max_seq}", param="pos")
+        if arrays.keys() != {"ledger", "script", "n_prompt"}:
+            raise EngineError(f"expected ledger, script and n_prompt; found {', '.join(arrays)}", param="arrays")
+        for name, shape in (("ledger", (pos,)), ("script", arrays["script"].shape[:1]), ("n_prompt", (1,))):
+            found = arrays[name]
+            if found.dtype != np.int32 or found.shape != shape:
+                raise EngineError(
+                    f"{name} must be int32 {list(shape)}; found {found.dtype} {list(found.shape)}", param=name
+                )
+        script, ledger = arrays["script"].tolist(), arrays["ledger"].tolist()
+        return self._kept(FakeSnapshot(script, ledger, int(arrays["n_prompt"][0])))
+
+    def layout(self) -> str:
+        """Return the one layout there is."""
+        return "fake 1"
+
+    def state_bytes(self, positions: int) -> dict[str, int]:
+        """Return sizes that grow with the positions as real ones do."""
+        return {"window": 600, "compressor": positions // 4 * 8, "indexer": positions // 4 * 2, "source": 400}
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Sequences that were not released, and snapshots that were neither released nor forgotten.
+
+        `states` keeps sequences for tests to read, so forgetting one is not enough here.
+        """
+        states = sum(not state.is_released for state in self.states)
+        return states + sum(not snapshot.is_released for snapshot in self._snapshots)
+
     def close(self) -> None:
         """Count; there is nothing to free."""
         self.calls["close"] += 1
 
     def _own(self, state: DecodeState) -> FakeState:
         assert isinstance(state, FakeState), state
+        if state.is_released:
+            raise EngineError(f"the state at position {state.pos} was released")
         return state
+
+    def _held(self, snapshot: Snapshot) -> FakeSnapshot:
+        assert isinstance(snapshot, FakeSnapshot), snapshot
+        if snapshot.is_released:
+            raise EngineError(f"the snapshot at position {snapshot.pos} was released")
+        return snapshot
+
+    def _kept(self, snapshot: FakeSnapshot) -> FakeSnapshot:
+        self._snapshots.add(snapshot)
+        return snapshot
+
+    def _next_script(self) -> Sequence[int]:
+        script = self._scripts[min(self._said, len(self._scripts) - 1)]
+        self._said += 1
+        return script
 
     def _count(self, call: str) -> int:
         """Return how often `call` was called before."""
@@ -240,15 +361,20 @@ class FakeEngine:
         return self.calls[call] - 1
 
     def _begin(self, state: FakeState, call: str, faults: Mapping[int, BaseException]) -> None:
-        """Count a prefill or a forward, and fail as told."""
+        """Count a call, and fail as told."""
         n = self._count(call)
         if n in faults:
             raise faults[n]
         self._on_step(call, state)
 
-    def _row(self, state: FakeState, position: int) -> npt.NDArray[np.float32]:
-        """The logits that predict `position`: sampled with, they still all but always give the script's id."""
-        at = position - state.n_prompt
+    def _row(self, state: FakeState, rows: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """The logits after provisional `rows`: sampled with, they still all but always give the script's id."""
         row = np.zeros(self._vocab_size, np.float32)
-        row[state.script[at] if at < len(state.script) else self._eos] = 60.0
+        row[self._best(state, rows)] = 60.0
         return row
+
+    def _best(self, state: FakeState, rows: tuple[int, ...]) -> int:
+        if self._next_id is not None:
+            return self._next_id((*state.ledger, *rows))
+        at = state.pos + len(rows) - state.n_prompt
+        return state.script[at] if at < len(state.script) else self._eos

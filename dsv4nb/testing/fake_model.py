@@ -41,7 +41,15 @@ def fake_model(
         delay_s=delay_s,
         **engine_options,
     )
-    limits = Limits(max_seq=max_seq, vocab_size=tokens.vocab_size, revision="v0731", sampler=SamplerConfig())
+    limits = Limits(
+        max_seq=max_seq,
+        vocab_size=tokens.vocab_size,
+        revision="v0731",
+        sampler=SamplerConfig(),
+        model=name,
+        weights="a script",
+        arithmetic="none",
+    )
     server = Server(engine, tokens, name)
     info = _info(name, max_seq, tokens.vocab_size)
     caps = Capabilities(

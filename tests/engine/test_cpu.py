@@ -1,13 +1,18 @@
 """CpuEngine as the protocol wants it: refusals, progress, cancelling, untouched rows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from torch import Tensor
 
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.contract import BF16_FULL, FP32_FULL
+from dsv4nb.engine import forward, head, ops
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
 from dsv4nb.engine.state import CpuState
@@ -19,13 +24,17 @@ MakeEngine = Callable[..., CpuEngine]
 LENGTHS = [*range(1, 10), *range(126, 131), *range(255, 258)]
 
 
-def poison(state: CpuState, value: float) -> CpuState:
+def poisoned(engine: CpuEngine, value: float) -> CpuState:
+    """Return an empty state whose rings, and the blocks that it is going to get, hold `value`."""
+    state, before = engine.new_state(), engine.new_state()
+    before.reserve(300)
+    engine.release(before)
     for layer in state.layers:
         layer.window.fill_(value)
         for cache in (layer.compressor, layer.indexer):
             if cache is not None:
                 cache.source.fill_(value)
-                cache.entries.fill_(value)
+                cache.entries.pool.rows.fill_(value)
     return state
 
 
@@ -40,7 +49,7 @@ def test_unwritten_rows_are_never_read(make_engine: MakeEngine, prompt: list[int
     engine = make_engine(FP32_FULL)
     results = []
     for value in (0.0, float("nan")):
-        state = poison(engine.new_state(), value)
+        state = poisoned(engine, value)
         logits = [engine.prefill(state, prompt[:length]).logits, *engine.forward_rows(state, prompt[:6])]
         results.append(np.stack(logits))
     assert np.isfinite(results[0]).all()
@@ -69,7 +78,7 @@ def test_cancelling_keeps_the_finished_chunks(make_engine: MakeEngine, prompt: l
     assert state.digest() == cold.digest()
 
 
-def test_refuses_by_name_and_leaves_the_state(make_engine: MakeEngine, prompt: list[int]) -> None:
+def test_h31_refuses_by_name_and_leaves_the_state(make_engine: MakeEngine, prompt: list[int]) -> None:
     engine = make_engine(max_seq=32)
     state = engine.new_state()
     engine.prefill(state, prompt[:30])
@@ -119,20 +128,136 @@ def test_two_sequences_do_not_meet(make_engine: MakeEngine, prompt: list[int]) -
 
 def test_the_callers_thread_count_is_put_back(make_engine: MakeEngine, prompt: list[int]) -> None:
     before = torch.get_num_threads()
-    make_engine(threads=before + 1).prefill(make_engine().new_state(), prompt[:3])
+    engine = make_engine(threads=before + 1)
+    engine.prefill(engine.new_state(), prompt[:3])
     assert torch.get_num_threads() == before
 
 
-def test_a_failing_forward_leaves_the_committed_rows(make_engine: MakeEngine, prompt: list[int]) -> None:
+class Failing:
+    """Stands for an operation: counts its calls while armed, and raises in the one with a given number."""
+
+    def __init__(self, operation: Callable[..., Any], is_armed: Callable[[], bool], fail_at: int | None) -> None:
+        self.operation, self.is_armed, self.fail_at, self.calls = operation, is_armed, fail_at, 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.is_armed():
+            self.calls += 1
+            if self.calls - 1 == self.fail_at:
+                raise RuntimeError("injected")
+        return self.operation(*args, **options)
+
+
+# of every stage of a layer, writes included; how often one runs depends on the layers that have it
+OPERATIONS = [
+    *("hyper_mix", "fp8_rows", "norm_rope_rows", "write_rows", "bf16_rows", "compress", "rope_entries", "index_rows"),
+    *("index_scores", "top_entries", "sparse_attention", "route", "expert_up", "expert_down", "hyper_expand"),
+]
+# committed ids, ids to run, committed ids when the fault strikes; every operation takes part in each of these
+RUNS = {"prefill": (254, 50, 256), "decode": (255, 1, 255), "verify": (254, 6, 254)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A prefill or a forward that is going to fail, and what it gives when it does not.
+
+    Attributes:
+        start: arrays of the state at `before`.
+        committed, digest: where the fault strikes, and the state there.
+        rows, end: logits, and the state when all rows are committed.
+    """
+
+    tokens: list[int]
+    is_prefill: bool
+    before: int
+    start: dict[str, npt.NDArray[np.float32]]
+    committed: int
+    digest: str
+    rows: npt.NDArray[np.float32]
+    end: str
+
+    def go(self, engine: CpuEngine, state: CpuState) -> npt.NDArray[np.float32]:
+        """Run what is left of the tokens."""
+        rest = self.tokens[state.pos :]
+        return engine.prefill(state, rest).logits if self.is_prefill else engine.forward_rows(state, rest)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def cold_run(request: pytest.FixtureRequest, make_engine: MakeEngine, prompt: list[int]) -> Run:
+    before, count, committed = RUNS[request.param]
+    tokens, is_prefill = prompt[: before + count], request.param == "prefill"
+    engine = make_engine(FP32_FULL)
+    state = engine.new_state()
+    engine.prefill(state, tokens[:before])
+    start = engine.dump(engine.capture(state))
+    if committed > before:
+        engine.prefill(state, tokens[before:committed])
+    digest = state.digest()
+    run = (
+        engine.prefill(state, tokens[committed:]).logits if is_prefill else engine.forward_rows(state, tokens[before:])
+    )
+    engine.commit(state, state.pending)
+    return Run(
+        tokens=tokens,
+        is_prefill=is_prefill,
+        before=before,
+        start=start,
+        committed=committed,
+        digest=digest,
+        rows=run,
+        end=state.digest(),
+    )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_h20_a_fault_in_any_layer_leaves_what_is_committed(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, cold_run: Run, operation: str
+) -> None:
+    engine = make_engine(FP32_FULL)
+    start = engine.load(cold_run.start, cold_run.before)
+
+    def attempt(state: CpuState, fail_at: int | None) -> int:
+        """Run, and return how often the operation was called in the forward that is to fail."""
+        failing = Failing(getattr(ops, operation), lambda: state.pos == cold_run.committed, fail_at)
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, operation, failing)
+            cold_run.go(engine, state)
+        return failing.calls
+
+    calls = attempt(engine.restore(start), None)
+    assert calls > 0
+    for fail_at in {0, calls // 2, calls - 1}:
+        state = engine.restore(start)
+        with pytest.raises(RuntimeError, match="injected"):
+            attempt(state, fail_at)
+        assert (state.pos, state.pending, state.digest()) == (cold_run.committed, 0, cold_run.digest)
+        assert np.array_equal(cold_run.go(engine, state), cold_run.rows)
+        engine.commit(state, state.pending)
+        assert state.digest() == cold_run.end
+
+
+def test_h27_only_the_last_position_of_a_prompt_goes_through_the_head(
+    make_engine: MakeEngine, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+
+    def counting(stream: Tensor, *args: Any) -> Tensor:
+        rows.append(stream.shape[0])
+        return head.head_logits(stream, *args)
+
+    monkeypatch.setattr(forward, "head_logits", counting)
     engine = make_engine()
-    state, cold = engine.new_state(), engine.new_state()
-    engine.prefill(state, prompt[:20])
-    kept = state.layers[2].window
-    state.layers[2].window = torch.empty(1, 1)
-    with pytest.raises((IndexError, RuntimeError)):
-        engine.forward_rows(state, prompt[20:24])
-    assert (state.pos, state.pending) == (20, 0)
-    state.layers[2].window = kept
-    engine.prefill(state, prompt[20:60])
-    engine.prefill(cold, prompt[:60])
-    assert state.digest() == cold.digest()
+    state = engine.new_state()
+    engine.prefill(state, (prompt * 2)[:700])
+    engine.prefill(state, prompt[:5])
+    assert rows == [8, 8]  # one tile each, the least there is
+
+
+def test_running_out_of_memory_is_a_memory_error(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, empty = make_engine(), torch.empty
+    snapshot = engine.capture(engine.new_state())
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *_: empty(1 << 60))
+        for make in (engine.new_state, lambda: engine.restore(snapshot)):
+            with pytest.raises(MemoryError, match="can't allocate memory"):
+                make()
+    assert engine.restore(snapshot).digest() == engine.new_state().digest()

@@ -9,9 +9,10 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from dsv4nb.checkpoint.opening import Checkpoint
-from dsv4nb.contract import CONTRACTS
+from dsv4nb.contract import CLAMP_ONLY, CONTRACTS, REF_FP8_ROUND
 from dsv4nb.engine.forward import Forward
 from dsv4nb.engine.state import CpuState
+from dsv4nb.reference.loading import load_network
 from dsv4nb.weights.store import Weights
 
 # Largest and median row. Exact arithmetic agrees everywhere. A rounding that falls the other way is cached and moves
@@ -49,3 +50,13 @@ def test_agrees_with_the_frozen_logits(checkpoint: Checkpoint, weights: Weights,
         is_clear = best - second > CLEAR
         assert is_clear.sum() > 10
         assert np.array_equal(found.argmax(1)[is_clear], expected.argmax(1)[is_clear])
+
+
+def test_m06_a_contract_is_arithmetic_not_a_label(checkpoint: Checkpoint, weights: Weights) -> None:
+    prompt = [(37 * i + 11) % 248 + 8 for i in range(16)]
+    for own, other in ((REF_FP8_ROUND, CLAMP_ONLY), (CLAMP_ONLY, REF_FP8_ROUND)):
+        found = run(checkpoint, weights, own.name, prompt)
+        with torch.inference_mode():
+            same, differs = (load_network(checkpoint, contract)(torch.tensor([prompt]))[0] for contract in (own, other))
+        assert (found - same).abs().amax(1).median() < 1e-4
+        assert (found - differs).abs().amax(1).min() > 0.1

@@ -14,10 +14,17 @@ from dsv4nb.engine.prefill import chunk_plan
         (255, 2, [(0, 1), (1, 2)]),
         (100, 500, [(0, 156), (156, 412), (412, 500)]),
         (512, 256, [(0, 256)]),
+        (0, 0, []),
+        (100, 0, []),
+        (100, 20, [(0, 20)]),
     ],
 )
-def test_cuts_at_multiples_of_the_chunk(pos: int, count: int, plan: list[tuple[int, int]]) -> None:
+def test_h24_cuts_at_multiples_of_the_chunk(pos: int, count: int, plan: list[tuple[int, int]]) -> None:
     assert chunk_plan(pos, count) == plan
+
+
+def test_h24_the_size_of_a_chunk_can_be_another() -> None:
+    assert chunk_plan(0, 5000, chunk=2048) == [(0, 2048), (2048, 4096), (4096, 5000)]
 
 
 def test_a_plan_covers_every_row_once() -> None:

@@ -166,7 +166,7 @@ class TestFilters:
 
     @settings(max_examples=100, deadline=None)
     @given(logits=LOGITS, options=FILTERS)
-    def test_m34_min_p_commutes_with_the_other_filters(self, logits: list[float], options: dict[str, Any]) -> None:
+    def test_m34_m40_min_p_commutes_with_the_other_filters(self, logits: list[float], options: dict[str, Any]) -> None:
         both, _ = keep(row(*logits), SamplerConfig(**options))
         without, _ = keep(row(*logits), SamplerConfig(**options | {"min_p": 0.0}))
         alone, _ = keep(row(*logits), SamplerConfig(**options | {"top_k": 0, "top_p": 1.0}))
@@ -357,7 +357,7 @@ class TestInverseCdf:
             place = int(np.searchsorted(cumulated, uniform(seed, 3) * cumulated[-1], "right"))
             assert choose(logits, config, 3) == ids[order][place]
 
-    def test_min_p_narrows_what_is_walked(self) -> None:
+    def test_m40_min_p_narrows_what_is_walked(self) -> None:
         logits = np.log(np.array([0.5, 0.3, 0.2])).astype(np.float32)
         drawn = {choose(logits, SamplerConfig(sampler="inverse_cdf", min_p=0.5), m) for m in range(100)}
         assert drawn == {0, 1}

@@ -18,6 +18,22 @@ TOY = ROOT / "dsv4nb/toy/model"
 
 EXPECTED = {
     "01_tour": ["Paris", "85", "get_weather", "tool_calls", "silver otter"],
+    "03_sampling": [
+        "The door code is amber falcon.",
+        "the same ids: True",
+        "replay_mismatch: ",
+        "{'top_k': 3}            3        3",
+        "generated  The code word is silver otter.",
+        "more 'N': Noted.",
+        "The capital of France is Paris.  first token: rank 1",
+        '{"a": 47, "b": 38, "sum": 85}',
+        "{'a': 58, 'b': 36, 'sum': 94}",
+        "It is 21 degrees and sunny in Oslo.",
+        "[('Anna', 'I found the silver otter. Yours, toy')]",
+        "Not run: the user declined this call.",
+        "{'max_new': 8}           length  1, 2, 3,",
+        "did you mean 'temperature'?",
+    ],
 }
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -82,7 +98,11 @@ def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
     notebook = read(path)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    # a flush in the middle of a line begins another output
+    client = NotebookClient(
+        notebook, timeout=120, coalesce_streams=True, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
     text = printed(notebook)
     for part in EXPECTED[path.stem]:
         assert part in text

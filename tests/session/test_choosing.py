@@ -199,3 +199,9 @@ class TestGrammar:
         )
         assert len(reply.logprobs) == len(reply.ids) and reply.stop_reason == "stop"
         assert len(reply.text.split()) == 4
+
+    def test_a_continued_reply_is_not_constrained(self, model: Model) -> None:
+        begun = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": '{"', "prefix": True}]
+        with pytest.raises(RequestError, match="a reply that is continued cannot be constrained") as caught:
+            model.generate(messages=begun, response_format={"type": "json_object"})
+        assert caught.value.param == "response_format"

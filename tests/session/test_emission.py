@@ -56,14 +56,14 @@ def tokens() -> FakeTokenizer:
     return FakeTokenizer()
 
 
-def test_an_end_id_is_neither_emitted_nor_counted(tokens: FakeTokenizer) -> None:
+def test_m53_an_end_id_is_neither_emitted_nor_counted(tokens: FakeTokenizer) -> None:
     run = Run(tokens).say([300, EOS, 301])
     assert run.emission.stop_reason == "stop"
     assert run.emission.ids == [300] == run.carried
 
 
 @pytest.mark.parametrize("slot", range(6))
-def test_what_stands_behind_an_end_in_a_round_is_discarded(tokens: FakeTokenizer, slot: int) -> None:
+def test_m59_what_stands_behind_an_end_in_a_round_is_discarded(tokens: FakeTokenizer, slot: int) -> None:
     ids = tokens.encode_plain("a b c d e f")
     round_ = [*ids[:slot], EOS, *ids[slot:]]
     run = Run(tokens)
@@ -74,12 +74,12 @@ def test_what_stands_behind_an_end_in_a_round_is_discarded(tokens: FakeTokenizer
     assert run.emission.stop_reason == "stop"
 
 
-def test_the_budget_ends_with_its_last_token(tokens: FakeTokenizer) -> None:
+def test_m60_the_budget_ends_with_its_last_token(tokens: FakeTokenizer) -> None:
     run = Run(tokens, max_new=3).say(tokens.encode_plain("a b c d e"))
     assert run.text() == "a b c" and run.emission.stop_reason == "length"
 
 
-def test_characters_are_never_cut(tokens: FakeTokenizer) -> None:
+def test_m55_characters_are_never_cut(tokens: FakeTokenizer) -> None:
     text = "a😀b ｜DSML｜ ไทย 👩‍👩‍👧’"
     run = Run(tokens).say(tokens.encode_bytes(text))
     assert run.text() == text
@@ -91,7 +91,7 @@ def test_a_character_that_is_never_finished_is_shown_as_such(tokens: FakeTokeniz
     assert Run(tokens).say(tokens.encode_bytes("a😀")[:-1]).text() == "a\ufffd"
 
 
-def test_channels_and_the_reasoning_event(tokens: FakeTokenizer) -> None:
+def test_m68_channels_and_the_reasoning_event(tokens: FakeTokenizer) -> None:
     run = Run(tokens, is_thinking=True).say(tokens.encode_trusted("I think.</think>Yes."))
     assert run.text("reasoning") == "I think."
     assert run.text("content") == "Yes."
@@ -109,7 +109,7 @@ def test_reasoning_that_is_cut_off_is_not_complete(tokens: FakeTokenizer) -> Non
     assert not any(isinstance(event, Reasoning) for event in run.events)
 
 
-def test_a_closed_block_of_calls_ends_the_reply(tokens: FakeTokenizer) -> None:
+def test_m57_a_closed_block_of_calls_ends_the_reply(tokens: FakeTokenizer) -> None:
     run = Run(tokens, has_tools=True).say([*tokens.encode_trusted(f"Let me see.\n\n{BLOCK}"), 300, 301])
     assert run.emission.stop_reason == "tool_calls"
     assert run.text("tool") == BLOCK and run.text("content") == "Let me see."
@@ -131,7 +131,7 @@ class TestStops:
             ("The EN", ["END"], "The EN", "length"),
         ],
     )
-    def test_a_stop_is_found_across_tokens(
+    def test_m57_a_stop_is_found_across_tokens(
         self, tokens: FakeTokenizer, text: str, stops: list[str], shown: str, reason: str
     ) -> None:
         ids = tokens.encode_bytes(text)
@@ -153,7 +153,7 @@ class TestStops:
         assert run.text() == "" and run.emission.stop_reason == "stop"
 
 
-def test_the_events_do_not_depend_on_the_rounds(tokens: FakeTokenizer) -> None:
+def test_m61_the_events_do_not_depend_on_the_rounds(tokens: FakeTokenizer) -> None:
     random_ = random.Random(7)
     alphabet = [*tokens.encode_plain("EN D </ x"), *range(3, 7), *tokens.encode_bytes("😀<\n")]
     for _ in range(200):

@@ -114,6 +114,11 @@ def test_an_edited_call_runs_with_the_edited_arguments(make_model: MakeModel) ->
     )
     chat.send("Go")
     assert chat.messages[2]["content"] == "50"
+    # the history reads as what was run, or the model would report the sum of other numbers
+    assert json.loads(chat.messages[1]["tool_calls"][0]["function"]["arguments"]) == {"a": 20, "b": 30}
+    turn = chat.turns[0]
+    assert json.loads(turn.calls[0].arguments) == {"a": 2, "b": 3}
+    assert json.loads(turn.results[0].arguments) == {"a": 20, "b": 30}
 
 
 def test_a_function_that_fails_is_something_the_model_reads(make_model: MakeModel) -> None:

@@ -65,7 +65,7 @@ REFUSED: list[tuple[dict[str, Any], type[Dsv4Error], str | None]] = [
 
 
 @pytest.mark.parametrize(("asked", "error", "param"), REFUSED, ids=[str(c[0])[:60] for c in REFUSED])
-def test_refuses_by_name_before_any_engine_call(
+def test_m51_refuses_by_name_before_any_engine_call(
     make_model: MakeModel, asked: dict[str, Any], error: type[Dsv4Error], param: str | None
 ) -> None:
     model = make_model(max_seq=256)
@@ -96,7 +96,7 @@ def test_the_first_failing_rule_wins(make_model: MakeModel) -> None:
 
 
 @pytest.mark.parametrize(("n", "fits"), [(159, True), (160, False)])
-def test_the_room_is_exact(make_model: MakeModel, n: int, fits: bool) -> None:
+def test_m49_m50_the_room_is_exact(make_model: MakeModel, n: int, fits: bool) -> None:
     model = make_model("a b c d", max_seq=256)
     if fits:
         result = model.generate(prompt_ids=[9] * n)
@@ -128,6 +128,17 @@ def test_thinking_is_read_from_the_end_of_the_prompt(make_model: MakeModel) -> N
     assert model.prepare("a", thinking=True).is_thinking
     assert model.prepare(prompt_ids=model.tokenize("a", thinking=True)).is_thinking
     assert not model.prepare("a", thinking=True, effort="none").is_thinking
+
+
+def test_m69_thinking_and_effort_are_fields_of_a_request(make_model: MakeModel) -> None:
+    model = make_model()
+    asked: list[dict[str, Any]] = [{}, *({"thinking": True, "effort": e} for e in ("low", "high", "max"))]
+    assert len({model.render("a", **options) for options in asked}) == 4
+    assert model.render("a", thinking=True, effort="none") == model.render("a")
+    assert model.render("a", thinking=True, effort="medium") == model.render("a", thinking=True, effort="high")
+    for door in (model.submit, model.render, model.tokenize):
+        with pytest.raises(EncodingError, match="the effort is 'bogus'; it must be one of none, minimal, low, medium"):
+            door("a", thinking=True, effort="bogus")
 
 
 def test_system_and_tools_are_rendered(make_model: MakeModel) -> None:

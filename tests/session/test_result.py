@@ -6,7 +6,7 @@ from typing import Any
 MakeModel = Callable[..., Any]
 
 
-def test_a_result_is_its_events_joined(make_model: MakeModel) -> None:
+def test_a30_a_result_is_its_events_joined(make_model: MakeModel) -> None:
     model = make_model("I think.</think>Yes 😀.")
     result = model.generate("hi", thinking=True)
     assert (result.reasoning, result.text, str(result)) == ("I think.", "Yes 😀.", "Yes 😀.")

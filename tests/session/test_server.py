@@ -37,7 +37,7 @@ def tokens_of(events: list[Event]) -> list[Token]:
 
 
 class TestOrder:
-    def test_one_thread_serves_from_load_to_close(self, make_model: MakeModel) -> None:
+    def test_m13_one_thread_serves_from_load_to_close(self, make_model: MakeModel) -> None:
         model = make_model(name="alone")
         assert len(serving("alone")) == 1
         assert next(t for t in threading.enumerate() if t.name == "dsv4nb-serve-alone").daemon
@@ -47,7 +47,7 @@ class TestOrder:
         assert serving("alone") == []
         assert model.engine.calls["close"] == 1
 
-    def test_requests_run_in_the_order_they_came_one_at_a_time(self, make_model: MakeModel) -> None:
+    def test_m14_requests_run_in_the_order_they_came_one_at_a_time(self, make_model: MakeModel) -> None:
         model = make_model([f"reply {i}" for i in range(5)], delay_s=0.005)
         tickets: list[Any] = []
         lock = threading.Lock()
@@ -65,14 +65,14 @@ class TestOrder:
         intervals = sorted(model.engine.intervals)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(intervals))
 
-    def test_waiting_is_told_apart_from_working(self, make_model: MakeModel) -> None:
+    def test_m15_waiting_is_told_apart_from_working(self, make_model: MakeModel) -> None:
         model = make_model("a", delay_s=0.2)
         done = [ticket.result().done for ticket in [model.submit("hi") for _ in range(3)]]
         assert done[2].queue_s == pytest.approx(0.4, abs=0.15)
         assert done[2].elapsed_s == pytest.approx(0.2, abs=0.1)
         assert done[0].queue_s < 0.1
 
-    def test_events_come_in_the_promised_order(self, make_model: MakeModel) -> None:
+    def test_m52_m63_events_come_in_the_promised_order(self, make_model: MakeModel) -> None:
         model = make_model("a b c")
         events = list(model.stream("hi"))
         assert isinstance(events[0], PromptUsage) and events[0].n_cached == 0
@@ -92,7 +92,7 @@ class TestOrder:
 
 
 class TestCancel:
-    def test_in_the_queue_nothing_is_run(self, make_model: MakeModel) -> None:
+    def test_m16_in_the_queue_nothing_is_run(self, make_model: MakeModel) -> None:
         model = make_model(LONG, delay_s=0.01)
         first, second, third = (model.submit("hi") for _ in range(3))
         wait_for(lambda: first.state == "running")
@@ -177,7 +177,7 @@ class TestContainment:
         ids=lambda value: type(value).__name__,
     )
     @pytest.mark.parametrize("where", ["faults", "prefill_faults"])
-    def test_any_exception_ends_its_own_run_only(
+    def test_m17_any_exception_ends_its_own_run_only(
         self, make_model: MakeModel, where: str, fault: BaseException, said: str
     ) -> None:
         model = make_model("a b c d", **{where: {0: fault}})
@@ -203,7 +203,7 @@ class TestContainment:
 
 
 class TestClose:
-    def test_it_ends_what_runs_and_what_waits(self, make_model: MakeModel) -> None:
+    def test_m20_it_ends_what_runs_and_what_waits(self, make_model: MakeModel) -> None:
         model = make_model(LONG, delay_s=0.01, name="closing")
         running, waiting = model.submit("hi"), model.submit("hi")
         wait_for(lambda: running.state == "running")

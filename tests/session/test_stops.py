@@ -30,7 +30,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("stops", "text", "shown", "hit"), CASES, ids=[repr(c[1]) for c in CASES])
-def test_every_cut_gives_the_same(stops: list[str], text: str, shown: str, hit: str | None) -> None:
+def test_m57_every_cut_gives_the_same(stops: list[str], text: str, shown: str, hit: str | None) -> None:
     for n in range(min(len(text), 4)):
         for places in itertools.combinations(range(1, len(text)), n):
             cuts = [0, *places, len(text)]
@@ -39,7 +39,7 @@ def test_every_cut_gives_the_same(stops: list[str], text: str, shown: str, hit: 
     assert scanned(stops, list(text)) == (shown, hit)
 
 
-def test_no_part_of_a_stop_is_ever_shown() -> None:
+def test_m58_no_part_of_a_stop_is_ever_shown() -> None:
     stop = "<" + "".join(chr(97 + i % 26) for i in range(198)) + ">"
     text = "before " + stop + " after"
     pieces = [text[i : i + 5] for i in range(0, len(text), 5)]

@@ -1,0 +1,139 @@
+"""The snapshots that a conversation can fall back to, several under a budget of bytes.
+
+An anchor of a running turn is pending: it counts once the turn has succeeded, and a turn that was stopped or failed
+leaves the anchors as they were. Anchors are found by their ids, so those of all branches of a conversation can stand
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from dsv4nb.engine.protocol import Row, Snapshot
+from dsv4nb.errors import EngineError, RequestError
+from dsv4nb.session.reuse import starts_with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Anchor:
+    """A position to go on from.
+
+    Attributes:
+        ids: what was committed there, from position 0 on.
+        snapshot: the caches there; it belongs to the anchor.
+        logits: [V] behind the last id, None when they were not kept.
+
+    Raises:
+        EngineError: the snapshot is of another position.
+    """
+
+    ids: tuple[int, ...]
+    snapshot: Snapshot
+    logits: Row | None = None
+
+    def __post_init__(self) -> None:
+        if self.snapshot.pos != len(self.ids):
+            raise EngineError(f"a snapshot at position {self.snapshot.pos} is no anchor of {len(self.ids)} tokens")
+
+
+class Anchors:
+    """Keeps anchors while their snapshots together fit into a budget, the least recently used out first.
+
+    The newest committed anchor and the newest pending one are kept whatever they take. A snapshot is released as soon
+    as no anchor here has it. One thread at a time may call the methods.
+
+    Args:
+        budget_bytes: of `Snapshot.nbytes`, 1 or more.
+
+    Raises:
+        RequestError: the budget is no positive integer.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        if type(budget_bytes) is not int or budget_bytes < 1:
+            raise RequestError(
+                f"budget_bytes is {budget_bytes!r}; it must be an integer, 1 or more", param="budget_bytes"
+            )
+        self.budget_bytes = budget_bytes
+        self._committed: tuple[Anchor, ...] = ()  # least recently used first
+        self._pending: tuple[Anchor, ...] = ()  # in the order taken
+        self._newest: Anchor | None = None  # of the committed ones
+
+    @property
+    def committed(self) -> tuple[Anchor, ...]:
+        """The anchors that can be restored, least recently used first; a copy that stays as it is."""
+        return self._committed
+
+    @property
+    def pending(self) -> tuple[Anchor, ...]:
+        """The anchors of the running turn, in the order taken."""
+        return self._pending
+
+    @property
+    def nbytes(self) -> int:
+        """What all snapshots take together, pending ones included."""
+        return sum({id(a.snapshot): a.snapshot.nbytes for a in (*self._committed, *self._pending)}.values())
+
+    def longest(self, prompt: Sequence[int]) -> Anchor | None:
+        """Return the committed anchor of the longest strict prefix of `prompt`, every id compared."""
+        for anchor in sorted(self._committed, key=lambda anchor: -len(anchor.ids)):
+            if len(anchor.ids) < len(prompt) and starts_with(prompt, anchor.ids):
+                return anchor
+        return None
+
+    def touch(self, anchor: Anchor) -> None:
+        """Note that a committed anchor was used."""
+        if anchor in self._committed:
+            self._committed = (*_without(self._committed, anchor), anchor)
+
+    def make_room(self, nbytes: int) -> None:
+        """Release what has to go before a snapshot of `nbytes` is taken, so that the budget holds meanwhile."""
+        self._keep(self._committed, self._pending, room=nbytes)
+
+    def add(self, anchor: Anchor) -> None:
+        """Take over an anchor of the running turn; it replaces a pending one of the same ids."""
+        others = tuple(other for other in self._pending if other.ids != anchor.ids)
+        self._keep(self._committed, (*others, anchor))
+
+    def commit(self) -> None:
+        """The turn succeeded: its anchors can be restored; each replaces a committed one of the same ids."""
+        if not self._pending:
+            return
+        ids = {anchor.ids for anchor in self._pending}
+        others = tuple(other for other in self._committed if other.ids not in ids)
+        self._newest = self._pending[-1]
+        self._keep((*others, *self._pending), ())
+
+    def drop_pending(self) -> None:
+        """The turn was stopped or failed: forget its anchors."""
+        self._keep(self._committed, ())
+
+    def clear(self) -> None:
+        """Forget all anchors."""
+        self._newest = None
+        self._keep((), ())
+
+    def _keep(self, committed: tuple[Anchor, ...], pending: tuple[Anchor, ...], *, room: int = 0) -> None:
+        """Make these the anchors, less what the budget has no room for; release all others."""
+        before = (*self._committed, *self._pending)
+        self._committed, self._pending = committed, pending
+        last = pending[-1] if pending else None
+        for anchor in (*committed, *pending):
+            if self.nbytes + room <= self.budget_bytes:
+                break
+            if anchor is not self._newest and anchor is not last:
+                self._committed = _without(self._committed, anchor)
+                self._pending = _without(self._pending, anchor)
+        kept = {id(anchor.snapshot) for anchor in (*self._committed, *self._pending)}
+        dropped: dict[int, Callable[[], None]] = {
+            id(anchor.snapshot): anchor.snapshot.release for anchor in before if id(anchor.snapshot) not in kept
+        }
+        with ExitStack() as releases:  # all of them, also when one fails
+            for release in dropped.values():
+                releases.callback(release)
+
+
+def _without(anchors: tuple[Anchor, ...], anchor: Anchor) -> tuple[Anchor, ...]:
+    return tuple(other for other in anchors if other is not anchor)

@@ -1,0 +1,130 @@
+"""One run's caches: begun from the longest known prefix, and kept for later runs when the run ends well.
+
+Between runs there are no states, only snapshots with the ids that they stand for. So a run that fails or is cancelled
+takes nothing with it: what was known before is still known, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dsv4nb.engine.protocol import DecodeState, Engine, Row
+from dsv4nb.session.prefixes import Prefixes
+from dsv4nb.session.reuse import Decision, anchor_length
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The ids that the last run of one chat left committed; the next one is compared with them."""
+
+    ids: tuple[int, ...] = ()
+
+
+class Live:
+    """The caches while a run goes on.
+
+    Args:
+        prefixes: of earlier runs, None for a run that neither takes nor leaves anything.
+        ledger: of the chat.
+
+    Attributes:
+        ids: committed so far, always as many as the state's position.
+        decision: where the run starts, and why.
+    """
+
+    def __init__(
+        self, engine: Engine, prompt: Sequence[int], prefixes: Prefixes | None, ledger: Ledger | None = None
+    ) -> None:
+        self.ids: list[int] = []
+        self.decision = _afresh(prompt) if prefixes is None else prefixes.decide(prompt, ledger.ids if ledger else ())
+        self._engine, self._prompt, self._prefixes, self._ledger = engine, prompt, prefixes, ledger
+        self._state: DecodeState | None = None
+        self._row: Row | None = None
+
+    @property
+    def pos(self) -> int:
+        """Committed tokens."""
+        return len(self.ids)
+
+    def begin(
+        self,
+        *,
+        keep_at: Sequence[int] = (),
+        should_stop: Callable[[], bool],
+        on_progress: Callable[[int], None],
+    ) -> Row:
+        """Bring the caches to the end of the prompt; return the row that predicts the next token.
+
+        Args:
+            keep_at: lengths of beginnings of the prompt that later runs are going to share.
+            on_progress: called with the tokens committed, after each chunk.
+
+        Raises:
+            Cancelled: `should_stop` said so before a chunk.
+        """
+        prompt, n_prompt = self._prompt, len(self._prompt)
+        if self._prefixes is None:
+            self._state = self._engine.new_state()
+        else:
+            self._state, ids, self._row = self._prefixes.resume(self._engine, prompt, self.decision)
+            self.ids = list(ids)
+        state = self._state
+        for stop in self._stops(n_prompt, keep_at):
+            done = len(self.ids)
+            try:
+                self._row = self._engine.prefill(
+                    state,
+                    prompt[done:stop],
+                    should_stop=should_stop,
+                    on_progress=lambda n, _, done=done: on_progress(done + n),  # type: ignore[misc]
+                ).logits
+            finally:
+                self.ids += prompt[done : state.pos]  # as many as were committed
+            if stop < n_prompt:
+                self._mark()
+        assert self._row is not None
+        return self._row
+
+    def step(self, token: int) -> Row:
+        """Commit `token`; return the row that predicts the one behind it."""
+        assert self._state is not None
+        self._row = self._engine.forward_rows(self._state, (token,))[0]
+        self._engine.commit(self._state, 1)
+        self.ids.append(token)
+        return self._row
+
+    def keep(self) -> None:
+        """The run ended well: later ones may go on from its end and from the marks on its way."""
+        if self._prefixes is not None:
+            self._mark()
+            self._prefixes.commit(self._engine, self._prompt, self.decision)
+            if self._ledger is not None:
+                self._ledger.ids = tuple(self.ids)
+
+    def close(self) -> None:
+        """Give the caches back, and forget what was not kept. Idempotent."""
+        if self._prefixes is not None:
+            self._prefixes.drop()
+        state, self._state = self._state, None
+        if state is not None:
+            self._engine.release(state)
+
+    def _stops(self, n_prompt: int, keep_at: Sequence[int]) -> list[int]:
+        """The lengths at which prefill pauses: marks on the way, and the end; none where nothing is to be computed."""
+        if len(self.ids) == n_prompt:
+            return []
+        marks = set()
+        if self._prefixes is not None:
+            marks = {anchor_length(n_prompt, self._prefixes.policy), *keep_at}
+        return [*sorted(m for m in marks if m is not None and len(self.ids) < m < n_prompt), n_prompt]
+
+    def _mark(self) -> None:
+        assert self._prefixes is not None and self._state is not None
+        self._prefixes.mark(self._engine, self._state, self.ids, self._row)
+
+
+def _afresh(prompt: Sequence[int]) -> Decision:
+    return Decision(
+        kind="reset", length=0, computed=len(prompt), reason="A request on its own starts afresh: all rows to compute."
+    )

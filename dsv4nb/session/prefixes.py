@@ -1,0 +1,183 @@
+"""Everything of earlier runs that a new one can go on from: anchors on the device, prefixes in host memory.
+
+Prefixes are found by their ids, whatever chat they come from, so a fork, an edit, another try and a batch of prompts
+with one beginning need no bookkeeping of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv4nb.engine.protocol import DecodeState, Engine, Row
+from dsv4nb.session.anchors import Anchor, Anchors
+from dsv4nb.session.host_cache import HostCache, HostEntry, HostPrefix, HostStats
+from dsv4nb.session.reuse import DEFAULT, Decision, Known, Policy, decide
+
+BUDGET_BYTES = 512 * 2**20  # of the anchors' snapshots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorEntry:
+    """One anchor as a person sees it.
+
+    Attributes:
+        nbytes: its own, without what it shares.
+        has_logits: whether a prompt that ends there needs no computing.
+    """
+
+    tokens: int
+    nbytes: int
+    has_logits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """What is known of earlier runs.
+
+    Attributes:
+        reused, computed: prompt tokens since the model was loaded, by how they came about.
+        decisions: how often each kind of start was chosen.
+    """
+
+    anchors: tuple[AnchorEntry, ...]
+    anchor_bytes: int
+    budget_bytes: int
+    host: HostStats
+    reused: int
+    computed: int
+    decisions: dict[str, int]
+
+
+class Prefixes:
+    """What the runs of one engine share; only the serving thread calls what takes the engine.
+
+    Args:
+        budget_bytes: of the snapshots on the device.
+        host_mib: of the prefixes in host memory; 0 keeps none.
+
+    Attributes:
+        policy: when a prefix is taken, with a switch for each way of skipping work; may be set at any time.
+    """
+
+    def __init__(self, *, budget_bytes: int = BUDGET_BYTES, host_mib: float = 0.0, policy: Policy = DEFAULT) -> None:
+        self.policy = policy
+        self._anchors, self._host = Anchors(budget_bytes), HostCache(host_mib)
+        self._reused = self._computed = 0
+        self._decisions: dict[str, int] = {}
+
+    # for runs
+
+    def decide(self, prompt: Sequence[int], ledger: Sequence[int]) -> Decision:
+        """Choose where a run starts; nothing is changed.
+
+        Args:
+            ledger: what the chat's last run left committed.
+        """
+        anchors = self._anchors.committed
+        own = self._of(ledger)
+        found = self._host.find(prompt) if self.policy.host else "empty"
+        known = Known(
+            ledger=ledger,
+            has_logits=own is not None and own.logits is not None,
+            is_healthy=own is not None,
+            anchors=[anchor.ids for anchor in anchors],
+            anchors_with_logits=[i for i, anchor in enumerate(anchors) if anchor.logits is not None],
+            host=[found.length] if isinstance(found, HostPrefix) else (),
+        )
+        return decide(prompt, known, self.policy)
+
+    def resume(
+        self, engine: Engine, prompt: Sequence[int], decision: Decision
+    ) -> tuple[DecodeState, tuple[int, ...], Row | None]:
+        """Make the state that a decision names; return it with its ids, and the row behind them where it was kept."""
+        if decision.kind == "reset":
+            return engine.new_state(), (), None
+        ids = tuple(prompt[: decision.length])
+        if decision.kind == "host":
+            found = self._host.find(prompt)
+            assert isinstance(found, HostPrefix) and found.ids == ids
+            snapshot = engine.load(found.arrays, found.length)
+            try:
+                return engine.restore(snapshot), ids, None
+            finally:
+                snapshot.release()
+        anchor = self._of(ids)
+        assert anchor is not None, "anchors change between runs only"
+        self._anchors.touch(anchor)
+        return engine.restore(anchor.snapshot), ids, anchor.logits
+
+    def mark(self, engine: Engine, state: DecodeState, ids: Sequence[int], row: Row | None) -> None:
+        """Capture where a run stands; it counts once the run has ended well."""
+        if self.policy.anchors or self.policy.live:
+            self._anchors.add(Anchor(ids=tuple(ids), snapshot=engine.capture(state), logits=row))
+
+    def commit(self, engine: Engine, prompt: Sequence[int], decision: Decision) -> None:
+        """The run ended well: what it marked can be gone on from. A prompt that nobody knew goes to host memory too."""
+        self._anchors.commit()
+        self._reused += decision.length
+        self._computed += decision.computed
+        self._decisions[decision.kind] = self._decisions.get(decision.kind, 0) + 1
+        if decision.kind in ("host", "reset") and self.policy.host:
+            found = self._host.find(prompt)
+            self._host.count(found)
+            self._store(engine, prompt)
+
+    def drop(self) -> None:
+        """The run was stopped or failed: what it marked is forgotten."""
+        self._anchors.drop_pending()
+
+    # for people
+
+    def stats(self) -> CacheStats:
+        """Return what there is."""
+        anchors = self._anchors.committed
+        return CacheStats(
+            anchors=tuple(
+                AnchorEntry(tokens=len(a.ids), nbytes=a.snapshot.nbytes, has_logits=a.logits is not None)
+                for a in anchors
+            ),
+            anchor_bytes=self._anchors.nbytes,
+            budget_bytes=self._anchors.budget_bytes,
+            host=self._host.stats(),
+            reused=self._reused,
+            computed=self._computed,
+            decisions=dict(self._decisions),
+        )
+
+    @property
+    def host(self) -> list[HostEntry]:
+        """The prefixes in host memory."""
+        return self._host.entries()
+
+    def pin(self, id: int, is_pinned: bool = True) -> None:
+        """Keep a prefix in host memory whatever comes, or no longer."""
+        self._host.pin(id, is_pinned)
+
+    def delete(self, id: int) -> None:
+        """Forget a prefix in host memory."""
+        self._host.delete(id)
+
+    def clear(self) -> None:
+        """Forget everything; on the serving thread, or when nothing runs."""
+        self._anchors.clear()
+        self._host.clear()
+
+    def of(self, ids: Sequence[int]) -> Anchor | None:
+        """Return the anchor of exactly these ids."""
+        return self._of(ids)
+
+    def adopt(self, anchor: Anchor) -> None:
+        """Take over an anchor from elsewhere, a file for instance."""
+        self._anchors.add(anchor)
+        self._anchors.commit()
+
+    def _of(self, ids: Sequence[int]) -> Anchor | None:
+        wanted = tuple(ids)
+        return next((anchor for anchor in self._anchors.committed if anchor.ids == wanted), None)
+
+    def _store(self, engine: Engine, prompt: Sequence[int]) -> None:
+        """Put the longest beginning of the prompt that was marked into host memory."""
+        anchor = self._anchors.longest(prompt)
+        if anchor is not None and self._host.wants(anchor.ids):
+            self._host.insert(anchor.ids, engine.dump(anchor.snapshot))
