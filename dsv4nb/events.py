@@ -304,7 +304,7 @@ class Recipe:
                 raise ValueError(f"it must be an object with {', '.join(f.name for f in fields(cls))}")
             lists = {name: tuple(raw[name]) for name in ("prompt", "stops", "eos")}
             config = SamplerConfig(
-                **raw["config"] | {"logit_bias": [tuple(pair) for pair in raw["config"]["logit_bias"]]}
+                **raw["config"] | {"logit_bias": [(token, float(bias)) for token, bias in raw["config"]["logit_bias"]]}
             )
         except (TypeError, KeyError, ValueError) as error:
             raise RequestError(f"the recipe cannot be read: {error}", param="recipe") from error

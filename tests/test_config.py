@@ -141,7 +141,7 @@ def test_a17_greedy_is_no_temperature_or_one_candidate(options: dict[str, Any], 
     ],
     ids=str,
 )
-def test_m36_penalties_are_armed_by_any_value_that_is_not_neutral(options: dict[str, Any], armed: bool) -> None:
+def test_m36_a18_penalties_are_armed_by_any_value_that_is_not_neutral(options: dict[str, Any], armed: bool) -> None:
     assert SamplerConfig(**options).has_penalties is armed
 
 

@@ -50,7 +50,7 @@ def test_the_engine_imports_without_jupyter() -> None:
     assert _python(code).strip() == "ok"
 
 
-def test_loading_and_generating_never_imports_transformers() -> None:
+def test_m03_loading_and_generating_never_imports_transformers() -> None:
     code = (
         "import sys, dsv4nb\n"
         "with dsv4nb.load('toy') as m: text = m.generate('Hello!', temperature=0.0, max_new=20).text\n"

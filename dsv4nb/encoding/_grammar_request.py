@@ -127,6 +127,8 @@ def _answer(response_format: object, regex: object) -> tuple[Answer, str]:
         return ("text", "") if schema is None else ("json", _json(schema, "response_format"))
     if not isinstance(regex, str) or not regex:
         raise RequestError(f"regex is {regex!r}; it must be text of at least one character", param="regex")
+    if any("\ud800" <= character <= "\udfff" for character in regex):
+        raise RequestError(f"regex is {regex!r}; it holds half a surrogate pair, which is no character", param="regex")
     if schema is not None:
         raise RequestError("regex and response_format are both given; pass one of them", param="regex")
     return "regex", regex

@@ -264,7 +264,10 @@ def sampler_config(options: Options, defaults: SamplerConfig) -> SamplerConfig:
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise RequestError(f"{name} is {value!r}; it must be a number", param=name)
-            given[name] = float(value)
+            try:
+                given[name] = float(value)
+            except OverflowError:
+                raise RequestError(f"{name} is too large for a number of 64 bits", param=name) from None
     for name in ("top_k", "penalty_last_n"):
         if getattr(options, name) is not None:
             given[name] = _integer(name, getattr(options, name), low=0)
@@ -276,6 +279,7 @@ def sampler_config(options: Options, defaults: SamplerConfig) -> SamplerConfig:
     return replace(defaults, **given)
 
 
+_TEXTS = ("effort", "sampler", "penalty_scope")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
@@ -283,6 +287,12 @@ def override(options: Options, given: Mapping[str, Any], where: str) -> Options:
     """Return `options` with the values of `given`; a name that is no option is refused."""
     known = [f.name for f in fields(Options)]
     refuse_unknown({name: value for name, value in given.items() if name not in known}, known, where)
+    for name in _TEXTS:
+        if not isinstance(given.get(name), str | None):
+            raise RequestError(f"{name} is {given[name]!r}; it must be text", param=name)
+    if not isinstance(given.get("tool_choice"), str | Mapping | None):
+        choice = given["tool_choice"]
+        raise RequestError(f"tool_choice is {choice!r}; it must be text or a mapping", param="tool_choice")
     return replace(options, **given)
 
 
@@ -351,7 +361,9 @@ def _rule(options: Options) -> Constraint | None:
     )
 
 
-def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+def _stops(stop: object) -> tuple[str, ...]:
+    if not isinstance(stop, str | list | tuple | set | frozenset | None):
+        raise RequestError(f"stop is {stop!r}; it must be text, or a list of texts", param="stop")
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     for text in stops:
         if not isinstance(text, str) or not text:

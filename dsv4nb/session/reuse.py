@@ -15,7 +15,7 @@ from dsv4nb.errors import PromptEmpty, RequestError
 
 Kind = Literal["exact", "live", "anchor", "host", "reset"]
 
-BLOCK = 1024  # ids compared at once: two 100,000-id prefixes take 0.9 ms; 256 and 16,384 are 15 % slower
+BLOCK = 4096  # ids compared at once: 0.8 ms for 100,000; from 32,768 on copies are mapped memory, 1.6 ms
 TAIL = 64  # ids of a prefix looked at first: a prompt that was edited before them seldom agrees there
 
 

@@ -60,7 +60,7 @@ def test_pro_has_no_window_only_layer(releases: dict[str, dict[str, Any]]) -> No
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_each_missing_field_is_named(name: str) -> None:
+def test_m02_each_missing_field_is_named(name: str) -> None:
     raw = tiny_hf_config()
     del raw[name]
     with pytest.raises(CheckpointError, match=rf"lacks {name}\b|{name}") as caught:
@@ -229,7 +229,7 @@ def test_a_list_without_the_drafter_gives_it_ratio_zero() -> None:
 
 
 @pytest.mark.parametrize("n_present", range(5))
-def test_only_all_or_none_of_the_four_keys_load(n_present: int) -> None:
+def test_m05_only_all_or_none_of_the_four_keys_load(n_present: int) -> None:
     full = tiny_hf_config(drafter="dspark")
     for present in itertools.combinations(DSPARK_KEYS, n_present):
         raw = {k: v for k, v in full.items() if k not in DSPARK_KEYS or k in present}
@@ -274,7 +274,7 @@ def test_v41_is_refused_by_name(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("found", ["llama", "deepseek_v3", None, 4])
-def test_another_model_is_refused_by_name(found: object) -> None:
+def test_m05_another_model_is_refused_by_name(found: object) -> None:
     with pytest.raises(NotACheckpoint, match=f"model_type {found!r}"):
         from_hf(tiny_hf_config() | {"model_type": found})
 

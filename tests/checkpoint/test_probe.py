@@ -22,13 +22,13 @@ from dsv4nb.checkpoint.probe import is_dsv4_dir
         ("", False),
     ],
 )
-def test_answers_from_parsed_json(text: str | None, answer: bool, tmp_path: Path) -> None:
+def test_m01_answers_from_parsed_json(text: str | None, answer: bool, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     assert is_dsv4_dir(tmp_path) is answer
 
 
-def test_what_is_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
+def test_m01_what_is_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "config.json").write_bytes(b"\xff\xfe\x00{")

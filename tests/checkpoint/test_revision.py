@@ -160,7 +160,7 @@ def test_a_cache_snapshot_is_judged_by_its_repository(tmp_path: Path) -> None:
         ("dspark", ["layers.0.ffn.experts.0.w1.weight_scale_2"], REF_FP8_ROUND),
     ],
 )
-def test_only_nvfp4_without_the_census_is_clamp_only(drafter: Drafter, names: list[str], contract: object) -> None:
+def test_m05_only_nvfp4_without_the_census_is_clamp_only(drafter: Drafter, names: list[str], contract: object) -> None:
     found, reason = detect_contract(from_hf(tiny_hf_config(drafter=drafter)), names)
     assert found is contract
     assert reason

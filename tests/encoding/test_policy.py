@@ -153,7 +153,7 @@ TEXT_PART = {"type": "text", "text": "a"}
         ({"role": "tool", "content": "x", "tool_call_id": 3}, "tool_call_id must be text, not int"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_its_index(message: object, names: str) -> None:
+def test_m46_what_is_not_understood_is_refused_with_its_index(message: object, names: str) -> None:
     with pytest.raises(EncodingError, match=f"^message 1: .*{names}") as caught:
         normalize([USER, message])  # type: ignore[list-item]
     assert caught.value.index == 1
@@ -183,7 +183,7 @@ def test_a_conversation_that_leaves_nothing_to_write_is_refused(messages: list[A
 
 
 @pytest.mark.parametrize("last", [USER, {"role": "tool", "content": "5"}])
-def test_what_expects_a_reply_ends_in_the_assistants_header(last: dict[str, Any]) -> None:
+def test_m45_what_expects_a_reply_ends_in_the_assistants_header(last: dict[str, Any]) -> None:
     messages = normalize([{"role": "developer", "content": "s"}, *calling({}), last])
     assert render_text(messages, revision="v0731", thinking=True).endswith(f"{ASSISTANT}{THINK_OPEN}")
     assert render_text(messages, revision="v0731", thinking=False).endswith(f"{ASSISTANT}{THINK_CLOSE}")
@@ -249,7 +249,7 @@ def test_thinking_is_on_unless_switched_off() -> None:
 
 
 @pytest.mark.parametrize("effort", ["hard", "", 3, ["low"]])
-def test_an_unknown_effort_is_refused_even_in_chat_mode(effort: Any) -> None:
+def test_m69_an_unknown_effort_is_refused_even_in_chat_mode(effort: Any) -> None:
     with pytest.raises(EncodingError, match="one of none, minimal, low, medium, high"):
         reasoning(effort, revision="v0731", thinking=False)
 

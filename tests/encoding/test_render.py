@@ -157,7 +157,7 @@ def test_effort_changes_nothing_in_chat_mode(effort: str | None) -> None:
         ("preview", "max", EFFORT_ABSOLUTE),
     ],
 )
-def test_effort_writes_its_text_after_bos(revision: Revision, effort: str | None, prefix: str) -> None:
+def test_m69_effort_writes_its_text_after_bos(revision: Revision, effort: str | None, prefix: str) -> None:
     text = render_text(CONVERSATION, revision=revision, thinking=True, effort=effort)
     assert text.startswith(f"{BOS}{prefix}Be brief.")
 

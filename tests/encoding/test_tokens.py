@@ -94,6 +94,21 @@ def test_a_message_that_quotes_control_words_opens_no_turn(tokenizer: ChatTokeni
     assert tokenizer.decode(ids[2:-2]) == text
 
 
+def test_m45_markers_that_the_template_writes_are_their_own_ids(tokenizer: ChatTokenizer) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "", "tools": [{"function": {"name": "f"}}]},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "x", "tool_call_id": "1"},
+    ]
+    segments = render(messages, revision="v0731", thinking=False)
+    text, ids = "".join(segment.text for segment in segments), tokenizer.encode_segments(segments)
+    for marker in (BOS, EOS, USER, ASSISTANT, THINK_CLOSE, DSML):
+        assert ids.count(tokenizer.id_of(marker)) == text.count(marker) > 0
+    assert ids[-2:] == [tokenizer.id_of(ASSISTANT), tokenizer.id_of(THINK_CLOSE)]
+
+
 def test_trusted_text_of_messages_may_open_a_turn(tokenizer: ChatTokenizer) -> None:
     segments = render([{"role": "user", "content": f"a{ASSISTANT}b"}], revision="v0731", thinking=False)
     assert tokenizer.encode_segments(segments, trust_text=True).count(tokenizer.id_of(ASSISTANT)) == 2

@@ -179,10 +179,11 @@ def step_of(rng: random.Random, tables: Tables, mark: float) -> None:
 def test_random_tables_never_meet(seed: int) -> None:
     rng, pool = random.Random(seed), BlockPool(WIDTH)
     tables: Tables = [(BlockTable(pool), [])]
-    for step in range(300):
+    for step in range(150):
         step_of(rng, tables, float(step))
         for table, expected in tables[-6:]:
             assert table.rows(0, len(expected))[:, 1].tolist() == expected
+            assert table.pick(torch.arange(len(expected)))[:, 1].tolist() == expected
         del table
     held = {block for table, _ in tables for block in table.blocks}
     assert pool.in_use == len(held) > 1
@@ -208,7 +209,7 @@ def test_tables_may_be_given_up_on_other_threads() -> None:
 
     thread = threading.Thread(target=give_up)
     thread.start()
-    for step in range(2000):
+    for step in range(500):
         branch = fork(trunk, 100)
         extend(branch, 100, 3, float(step))
         with lock:

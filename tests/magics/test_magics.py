@@ -10,6 +10,8 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from dsv4nb.testing.fake_model import fake_model
+
 IMPORTS = """
 import sys, time
 from IPython.core.interactiveshell import InteractiveShell
@@ -130,6 +132,14 @@ def test_a_request_that_the_model_refuses_is_one_line(ip: InteractiveShell) -> N
 
     ip.user_ns["m"] = Refusing()
     assert "the prompt is empty" in refused(ip, "%%dsv4\n ")
+
+
+@pytest.mark.parametrize("body", ["", "\n", " \n\t\n"])
+def test_m47_an_empty_cell_takes_no_place_in_the_queue(ip: InteractiveShell, body: str) -> None:
+    with fake_model() as model:
+        ip.user_ns["m"] = model
+        assert "empty" in refused(ip, f"%%dsv4\n{body}")
+        assert model.queue == [] and not any(model.engine.calls.values())  # type: ignore[attr-defined]
 
 
 def test_status_without_models_says_how_to_load_one(ip: InteractiveShell, capsys: Any) -> None:

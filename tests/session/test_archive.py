@@ -35,6 +35,7 @@ from dsv4nb.session.archive import (
     read_archive,
     write_archive,
 )
+from dsv4nb.testing.fake_engine import FakeEngine
 
 TEXTS = {
     "kind": "chat",
@@ -74,6 +75,12 @@ def path(tmp_path: Path) -> Path:
     """A saved sample."""
     write_archive(tmp_path / "chat.dsv4", sample())
     return tmp_path / "chat.dsv4"
+
+
+def put(path: Path, content: bytes | bytearray) -> None:
+    """Write a file anew: one that is cut and written again, some file systems send to the disk at once."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
 
 
 def refused(path: Path) -> ArchiveError:
@@ -150,6 +157,20 @@ def test_every_dtype_order_and_shape_comes_back(dtype: str, tmp_path: Path) -> N
 def test_a_chat_without_arrays_comes_back(tmp_path: Path) -> None:
     write_archive(tmp_path / "x", Archive(manifest=TEXTS, arrays={}))
     assert read_archive(tmp_path / "x").arrays == {}
+
+
+def test_what_an_engine_dumped_goes_on_where_it_was(tmp_path: Path) -> None:
+    engine = FakeEngine([11, 12, 13], eos=2, vocab_size=64, max_seq=64)
+    state = engine.new_state()
+    engine.prefill(state, range(3, 10))
+    snapshot = engine.capture(state)
+    manifest = {**TEXTS, "layout": engine.layout(), "pos": snapshot.pos}
+    write_archive(tmp_path / "x", Archive(manifest=manifest, arrays=engine.dump(snapshot)))
+    read = read_archive(tmp_path / "x")
+    check_compatible(read.manifest, layout=engine.layout())
+    opened = engine.restore(engine.load(read.arrays, read.manifest["pos"]))
+    assert opened.ledger == list(range(3, 10))
+    np.testing.assert_array_equal(engine.forward_rows(opened, (11,)), engine.forward_rows(state, (11,)))
 
 
 def test_the_file_is_safetensors_for_its_library(path: Path) -> None:
@@ -333,11 +354,11 @@ def test_a_path_that_cannot_be_read_is_refused_by_name(path: Path) -> None:
 def test_a_file_cut_anywhere_is_refused(path: Path) -> None:
     content = path.read_bytes()
     for n in range(len(content)):
-        path.write_bytes(content[:n])
+        put(path, content[:n])
         with pytest.raises(ArchiveError, match=rf"has {n} of at least \d+ bytes") as caught:
             read_archive(path)
         assert caught.value.fault == "truncated"
-    path.write_bytes(content + b"\0")
+    put(path, content + b"\0")
     assert refused(path).fault == "damaged"
 
 
@@ -347,7 +368,7 @@ def test_a_changed_bit_is_found_in_every_byte(path: Path) -> None:
     for at in range(len(content)):
         changed = bytearray(content)
         changed[at] ^= 1 << draw.randrange(8)
-        path.write_bytes(changed)
+        put(path, changed)
         with pytest.raises(ArchiveError) as caught:
             read_archive(path)
         assert caught.value.fault in ("foreign", "truncated", "damaged"), at
@@ -363,12 +384,12 @@ def test_a_changed_bit_is_found_at_200_places_of_a_large_file(tmp_path: Path) ->
     for at in draw.integers(start, len(content), 200):
         bit = 1 << int(draw.integers(8))
         content[at] ^= bit
-        path.write_bytes(content)
+        put(path, content)
         content[at] ^= bit
         with pytest.raises(ArchiveError, match=r"layers\.\d has the SHA-256") as caught:
             read_archive(path)
         assert caught.value.fault == "damaged"
-    path.write_bytes(content)
+    put(path, content)
     assert read_archive(path).arrays.keys() == arrays.keys()
 
 
@@ -455,14 +476,14 @@ def test_bytes_of_another_kind_of_file_are_foreign(path: Path) -> None:
         (13).to_bytes(8, "little") + b'{"a":1,"a":2}',
         (31).to_bytes(8, "little") + b'{"__metadata__":{"manifest":1}}',
     ):
-        path.write_bytes(content)
+        put(path, content)
         assert refused(path).fault == "foreign", content[:20]
 
 
 def test_a_manifest_that_was_changed_is_found_by_its_digest(path: Path) -> None:
     content = path.read_bytes()
     assert content.count(b"ref_fp8_round") == 1
-    path.write_bytes(content.replace(b"ref_fp8_round", b"ref_fp8_sound"))
+    put(path, content.replace(b"ref_fp8_round", b"ref_fp8_sound"))
     error = refused(path)
     assert error.fault == "damaged" and "its manifest does not have the SHA-256" in str(error)
 
@@ -544,7 +565,7 @@ def test_2000_corruptions_are_refused_or_change_nothing_that_is_checked(path: Pa
     start = time.perf_counter()
     for _ in range(2000):
         damaged = mutated(content, draw)
-        path.write_bytes(damaged)
+        put(path, damaged)
         try:
             read = read_archive(path)
         except ArchiveError as error:

@@ -47,6 +47,20 @@ def test_frames_joined_are_the_run_however_it_is_cut(tape: Make, seed: int) -> N
     assert told[-1] == Ended(run=3, stop_reason="stop", n_tokens=200, seconds=0.5, error="")
 
 
+def test_m56_frames_carry_text_and_count_tokens_not_characters(tape: Make) -> None:
+    text = "a😀b｜DSML｜’"  # a code point, two UTF-16 units, three bytes: whoever counts characters counts differently
+    ticket = tape()
+    watch = Watch(1, ticket, lambda news: None)
+    ticket.start()
+    sent: list[Frame] = []
+    for character in text:
+        ticket.say(character)
+        sent += frames(watch.news())
+    wire = [json.loads(json.dumps(frame.message())) for frame in sent]
+    assert [message["start"] for message in wire] == list(range(len(text)))
+    assert "".join(piece for message in wire for _, piece in message["tokens"]) == text
+
+
 def test_states_are_told_once_and_before_the_tokens(tape: Make) -> None:
     ticket = tape()
     watch = Watch(1, ticket, lambda news: None)

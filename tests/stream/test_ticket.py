@@ -127,7 +127,7 @@ def test_a_ticket_keeps_its_model_alive() -> None:
     assert ticket.result().stop_reason == "length"
 
 
-def test_texts_joined_per_channel_are_the_result(model: Model) -> None:
+def test_m54_texts_joined_per_channel_are_the_result(model: Model) -> None:
     ticket = model.submit("hi", max_new=9)
     result = ticket.result()
     tokens = [event for event in ticket.events() if isinstance(event, Token)]
