@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "ArchiveError": "dsv4nb.session.archive",
     "CheckpointError": "dsv4nb.errors",
     "Dsv4Error": "dsv4nb.errors",
     "Generation": "dsv4nb.events",
+    "Policy": "dsv4nb.session.reuse",
     "Recipe": "dsv4nb.events",
     "RequestError": "dsv4nb.errors",
     "SamplerConfig": "dsv4nb.config",
+    "from_cells": "dsv4nb.session.export",
+    "from_jsonl": "dsv4nb.session.export",
     "is_dsv4_dir": "dsv4nb.checkpoint.probe",
     "load": "dsv4nb.model",
     "open_chat": "dsv4nb.model",

@@ -37,6 +37,7 @@ from dsv4nb.session.request import (
     segments_of,
     toolset,
 )
+from dsv4nb.session.room import free_host_bytes, largest_session
 from dsv4nb.session.saving import read_chat, save_chat
 from dsv4nb.session.server import Server, Waiting
 from dsv4nb.stream.iterate import aiterate, iterate
@@ -139,6 +140,8 @@ class Model:
         **unknown: object,
     ) -> Generation:
         """Answer, and wait for the end; an interrupt stops the run and is raised.
+
+        The prompt is computed from its beginning: chats and batches go on from earlier runs, single requests do not.
 
         Args:
             prompt: one user message; or `messages`, or `prompt_ids` as they are, exactly one of the three.
@@ -380,6 +383,10 @@ class Model:
     def cache(self) -> Prefixes:
         """What is known of earlier runs: its numbers, its contents, and the policy of reuse."""
         return self._parts.server.prefixes
+
+    def largest_session(self) -> int:
+        """Return how many positions one more session can have in the memory that is free now, at most `max_seq`."""
+        return largest_session(self.engine.state_bytes, self.max_seq, free_host_bytes())
 
     @property
     def queue(self) -> list[Waiting]:

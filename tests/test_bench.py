@@ -87,3 +87,12 @@ def test_what_a_busy_cell_costs(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "one wait of 4 ms" in said and "toy on CPU" in said and said.count("0.1 ms") == 2
     assert sys.getswitchinterval() == before
+
+
+def test_what_reuse_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reuse", "--prompt-tokens", "200", "--runs", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["order"] == ["on", "off"]
+    for move in ("next turn, live", "another try, anchors", "fork, live", "edit, anchors"):
+        on, off = told["arms"][f"{move} on"], told["arms"][f"{move} off"]
+        assert on["computed"][0] < 32 < 180 < off["computed"][0]

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from dsv4nb.bench.decode import decode
 from dsv4nb.bench.gil import gil
 from dsv4nb.bench.overhead import overhead
+from dsv4nb.bench.reuse import reuse
 from dsv4nb.errors import Dsv4Error
 
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report: object = decode(args.model, prompt_tokens=args.prompt_tokens, new=args.new, runs=args.runs)
         elif args.command == "overhead":
             report = overhead(vocab_size=args.vocab, new=args.new)
+        elif args.command == "reuse":
+            report = reuse(args.model, prompt_tokens=args.prompt_tokens, runs=args.runs)
         else:
             report = gil(args.model, new=args.new, runs=args.runs)
     except Dsv4Error as error:
@@ -42,10 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     of_overhead.add_argument("--new", type=_AtLeast(8), default=256, metavar="N", help="tokens of each reply")
     of_gil = commands.add_parser("gil", help="decode speed while a cell computes in pure Python")
     of_gil.add_argument("--new", type=_AtLeast(8), default=48, metavar="N", help="tokens of each reply")
-    for command in (of_decode, of_gil):
+    of_reuse = commands.add_parser("reuse", help="first token with and without what earlier turns computed")
+    of_reuse.add_argument("--prompt-tokens", type=_AtLeast(200), default=2000, metavar="N")
+    for command in (of_decode, of_gil, of_reuse):
         command.add_argument("--model", default="toy", metavar="PATH", help="the checkpoint's folder, or toy")
         command.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N")
-    for command in (of_decode, of_overhead, of_gil):
+    for command in (of_decode, of_overhead, of_gil, of_reuse):
         command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import DecodeState, Engine, Row
+from dsv4nb.errors import RequestError
+from dsv4nb.info import as_html, as_text
 from dsv4nb.session.anchors import Anchor, Anchors
 from dsv4nb.session.host_cache import HostCache, HostEntry, HostPrefix, HostStats
 from dsv4nb.session.reuse import DEFAULT, Decision, Known, Policy, decide
@@ -48,6 +50,27 @@ class CacheStats:
     computed: int
     decisions: dict[str, int]
 
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the numbers as (label, text)."""
+        asked = self.reused + self.computed
+        share = f", {self.reused / asked:.0%} of {asked:,} prompt tokens not computed again" if asked else ""
+        tokens = ", ".join(str(anchor.tokens) for anchor in self.anchors) or "none"
+        return [
+            ("starts", (", ".join(f"{n} {kind}" for kind, n in self.decisions.items()) or "none yet") + share),
+            ("anchors", f"{len(self.anchors)}, at {tokens} tokens" if self.anchors else "none"),
+            ("bytes", f"{self.anchor_bytes / 2**20:.1f} of {self.budget_bytes / 2**20:.0f} MiB, shared blocks apart"),
+            ("host", f"{self.host.entries} prefixes, {self.host.bytes / 2**20:.1f} MiB, {self.host.hits} hits"),
+        ]
+
+    def __str__(self) -> str:
+        return as_text(self.rows())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rows())
+
 
 class Prefixes:
     """What the runs of one engine share; only the serving thread calls what takes the engine.
@@ -55,16 +78,28 @@ class Prefixes:
     Args:
         budget_bytes: of the snapshots on the device.
         host_mib: of the prefixes in host memory; 0 keeps none.
-
-    Attributes:
-        policy: when a prefix is taken, with a switch for each way of skipping work; may be set at any time.
     """
 
     def __init__(self, *, budget_bytes: int = BUDGET_BYTES, host_mib: float = 0.0, policy: Policy = DEFAULT) -> None:
-        self.policy = policy
+        self._policy = policy
         self._anchors, self._host = Anchors(budget_bytes), HostCache(host_mib)
         self._reused = self._computed = 0
         self._decisions: dict[str, int] = {}
+
+    @property
+    def policy(self) -> Policy:
+        """When a prefix is taken; set it to another `Policy` at any time, the next run goes by it."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        if not isinstance(policy, Policy):
+            raise RequestError(
+                f"policy is {policy!r}; it must be a dsv4nb.Policy, such as "
+                "dataclasses.replace(m.cache.policy, live=False)",
+                param="policy",
+            )
+        self._policy = policy
 
     # for runs
 

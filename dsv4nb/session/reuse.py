@@ -241,7 +241,7 @@ def _why_reset(too_short: int, prompt: Sequence[int], known: Known, away: Diverg
 def _why_not_live(prompt: Sequence[int], known: Known, away: Divergence | None, policy: Policy) -> str:
     n_prompt, n_ledger = len(prompt), len(known.ledger)
     if not n_ledger:
-        return "Nothing is cached"
+        return "Nothing of this chat is cached"
     if not known.is_healthy:
         return "The cache is unusable after a failure"
     if away is not None and away.met is None:

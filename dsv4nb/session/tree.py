@@ -83,14 +83,21 @@ class Branches:
             return "no turns yet"
         current = {id(node) for node in (self.head.path() if self.head else [])}
         lines: list[str] = []
-        # a branch is drawn deeper than its trunk; turns that follow one another stay in one column
-        stack: list[tuple[Node, int]] = [(node, 0) for node in reversed(self._children(None))]
+        # turns that follow one another stand below one another; where there is a choice, each way gets a connector
+        stack: list[tuple[Node, str, str]] = []
+
+        def push(parent: Node | None, prefix: str) -> None:
+            children = self._children(parent)
+            for i, child in reversed(list(enumerate(children))):
+                connector = "" if len(children) == 1 else "└─ " if i == len(children) - 1 else "├─ "
+                stack.append((child, prefix, connector))
+
+        push(None, "")
         while stack:
-            node, depth = stack.pop()
-            mark = "●" if node is self.head else "│" if id(node) in current else " "
-            lines.append(f"{mark} {'   ' * depth}{node.number}. {_short(node.turn.user)} → {_reply(node.turn)}")
-            children = self._children(node)
-            stack += [(child, depth + (len(children) > 1)) for child in reversed(children)]
+            node, prefix, connector = stack.pop()
+            mark = "●" if node is self.head else "○" if id(node) in current else " "
+            lines.append(f"{mark} {prefix}{connector}{node.number}. {_short(node.turn.user)} → {_reply(node.turn)}")
+            push(node, prefix + {"├─ ": "│  ", "└─ ": "   "}.get(connector, ""))
         return "\n".join(lines)
 
     def _children(self, parent: Node | None) -> list[Node]:
@@ -157,7 +164,7 @@ def _short(text: str) -> str:
 def _reply(turn: Turn) -> str:
     if turn.error is not None:
         return f"[failed: {_short(turn.error)}]"
-    mark = " [stopped]" if turn.stop_reason == "cancelled" else ""
+    mark = {"cancelled": " [stopped]", "length": " [cut]"}.get(turn.stop_reason or "", "")
     calls = ", ".join(f"{call.name}()" for call in turn.calls)
     return f"{_short(turn.text or calls)}{mark}"
 

@@ -34,6 +34,25 @@ EXPECTED = {
         "{'max_new': 8}           length  1, 2, 3,",
         "did you mean 'temperature'?",
     ],
+    "05_cache_and_forks": [
+        "reset      0 reused  1211 computed",
+        "reused    10 computed",
+        "reused     8 computed",
+        "window: 64 tokens",
+        "' code word?<｜Assistant｜></think>'",
+        "The prompt leaves the cache at token 6, with id ",
+        "→ 47 + 38 = 85.",
+        "'</think>47 + 38 ='",
+        "reused    33 computed",
+        "reused     0 computed",
+        "[True, True, True, True]",
+        "anchor   640 reused     4 computed",
+        "'reply': '58 + 36 = 94.', 'reply_stop_reason': 'stop'",
+        "otter.dsv4 was changed since it was written: cache/",
+        "The capital of Cuba is Havana.",
+        "code 'model = load(path)'",
+        "'exact': 1}",
+    ],
 }
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

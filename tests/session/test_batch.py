@@ -123,3 +123,15 @@ def test_a_template_that_does_not_fit_is_refused(rows: Any, template: str, says:
 
 def test_braces_of_values_and_of_the_template_stay() -> None:
     assert filled("{{x}} {a}", [{"a": "{b}"}]) == ["{x} {b}"]
+
+
+def test_the_policy_is_checked_where_it_is_set_and_the_numbers_can_be_read(model: Model) -> None:
+    with pytest.raises(RequestError, match="policy is 'x'; it must be") as caught:
+        model.cache.policy = "x"  # type: ignore[assignment]
+    assert caught.value.param == "policy"
+    model.cache.clear()
+    assert "anchors     none" in str(model.cache.stats())
+    model.chat(temperature=0).send("Hi!")
+    stats = model.cache.stats()
+    assert "reset" in str(stats) and "prompt tokens not computed again" in str(stats)
+    assert stats._repr_html_().count("<tr>") == 4

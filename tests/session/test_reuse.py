@@ -96,7 +96,9 @@ def test_a07_an_anchor_that_kept_its_logits_leaves_nothing_to_compute() -> None:
     known = Known(anchors=[ids(200), ids(192)], anchors_with_logits={0})
     decision = decide(ids(200), known)
     assert kept(decision) == ("anchor", 200, 0, 0)
-    assert decision.reason == ("Nothing is cached; the anchor of 200 tokens begins the prompt: no rows to compute.")
+    assert decision.reason == (
+        "Nothing of this chat is cached; the anchor of 200 tokens begins the prompt: no rows to compute."
+    )
     assert kept(decide(ids(200), known, Policy(exact=False))) == ("anchor", 192, 8, 1)
     assert kept(decide(ids(201), known)) == ("anchor", 200, 1, 0)
 

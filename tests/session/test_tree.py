@@ -66,12 +66,18 @@ def test_a_fork_and_its_origin_do_not_know_of_each_other(chat: Any) -> None:
 def test_the_tree_can_be_read(chat: Any) -> None:
     chat.edit(1, "other")
     chat.regenerate()
+    chat.send("more", max_new=1)
+    chat.rewind(0)
+    chat.send("another beginning")
+    chat.switch(6)
     assert repr(chat.branches).splitlines() == [
-        "│ 1. a → reply 1",
-        "     2. b → reply 2",
-        "     3. c → reply 3",
-        "     4. other → reply 4",
-        "●    5. other → reply 5",
+        "○ ├─ 1. a → reply 1",
+        "  │  ├─ 2. b → reply 2",
+        "  │  │  3. c → reply 3",
+        "  │  ├─ 4. other → reply 4",
+        "○ │  └─ 5. other → reply 5",
+        "● │     6. more → reply [cut]",
+        "  └─ 7. another beginning → reply 7",
     ]
     assert repr(Tree().branches) == "no turns yet"
 
