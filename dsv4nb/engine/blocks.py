@@ -118,7 +118,7 @@ class BlockTable:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.blocks: list[int] = []
-        self._starts: Tensor | None = None  # [blocks] rows of the pool, made when asked for
+        self._row_of: Tensor | None = None  # [entries] row of the pool, made when asked for
         self._give_back = weakref.finalize(self, pool.returned.append, self.blocks)
         self._give_back.atexit = False
 
@@ -154,7 +154,7 @@ class BlockTable:
                 self.blocks[index] = self.pool.copy(self.blocks[index], max(kept - index * ENTRY_BLOCK, 0))
             else:
                 continue
-            self._starts = None
+            self._row_of = None
 
     def put(self, first: int, entries: Tensor) -> None:
         """Write entries [n, width] from number `first` on, where there is room for them."""
@@ -164,26 +164,30 @@ class BlockTable:
             done += rows.shape[0]
 
     def rows(self, first: int, last: int) -> Tensor:
-        """Return entries `first` … last - 1; a view when they lie in one block, valid until the pool grows."""
+        """Return entries `first` … last - 1; a view where one will do, valid until the pool grows."""
         spans = list(self._spans(first, last))
         return spans[0] if len(spans) == 1 else torch.cat([self.pool.rows[:0], *spans])
 
     def whole(self, count: int) -> Iterator[Tensor]:
-        """Yield whole blocks [ENTRY_BLOCK, width], views, until they hold `count` entries; the rest holds anything."""
+        """Yield views [n·ENTRY_BLOCK, width] until they hold `count` entries; the rest of the last holds anything."""
         return self._spans(0, blocks_for(count) * ENTRY_BLOCK)
 
     def pick(self, numbers: Tensor) -> Tensor:
         """Return the entries of these numbers: int64 of any shape -> [..., width]."""
-        if self._starts is None:
-            self._starts = torch.tensor(self.blocks, dtype=torch.int64) * ENTRY_BLOCK
-        return self.pool.rows[self._starts[numbers // ENTRY_BLOCK] + numbers % ENTRY_BLOCK]
+        if self._row_of is None:
+            starts = torch.tensor(self.blocks, dtype=torch.int64) * ENTRY_BLOCK
+            self._row_of = (starts[:, None] + torch.arange(ENTRY_BLOCK)).flatten()
+        return self.pool.rows[self._row_of[numbers]]
 
     def _spans(self, first: int, last: int) -> Iterator[Tensor]:
-        """Yield entries `first` … last - 1 block by block, as views."""
+        """Yield entries `first` … last - 1 as views, one for blocks that follow each other in the pool."""
         while first < last:
-            within = first % ENTRY_BLOCK
-            count = min(last - first, ENTRY_BLOCK - within)
-            start = self.blocks[first // ENTRY_BLOCK] * ENTRY_BLOCK + within
+            block, within = divmod(first, ENTRY_BLOCK)
+            start = self.blocks[block] * ENTRY_BLOCK + within
+            stop = block + 1
+            while stop * ENTRY_BLOCK < last and self.blocks[stop] == self.blocks[stop - 1] + 1:
+                stop += 1
+            count = min(last, stop * ENTRY_BLOCK) - first
             yield self.pool.rows[start : start + count]
             first += count
 

@@ -143,7 +143,7 @@ class CpuState:
 
 
 def read_rows(buffer: Buffer, part: Part) -> Tensor:
-    """Return the rows of `part` in order; of entries in one block, a view."""
+    """Return the rows of `part` in order; of entries, a view where one will do."""
     if isinstance(buffer, BlockTable):
         return buffer.rows(part.first, part.last)
     return buffer[_slots(buffer, part)]

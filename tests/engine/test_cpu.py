@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.contract import BF16_FULL, FP32_FULL
-from dsv4nb.engine import forward, head, ops
+from dsv4nb.engine import blocks, forward, head, ops
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
 from dsv4nb.engine.state import CpuState
@@ -76,6 +76,20 @@ def test_cancelling_keeps_the_finished_chunks(make_engine: MakeEngine, prompt: l
     rest, cold = engine.prefill(state, prompt[256:400]), engine.new_state()
     assert np.array_equal(rest.logits, engine.prefill(cold, prompt[:400]).logits)
     assert state.digest() == cold.digest()
+
+
+def test_c15_cancelled_prompts_leave_nothing_behind(make_engine: MakeEngine, prompt: list[int]) -> None:
+    engine = make_engine()
+    rooms = set()
+    for _ in range(10):
+        state, answers = engine.new_state(), iter([False, True])
+        with pytest.raises(Cancelled):
+            engine.prefill(state, prompt[:400], should_stop=lambda answers=answers: next(answers))  # type: ignore[misc]
+        assert engine.blocks_in_use == 3
+        engine.release(state)
+        assert engine.blocks_in_use == 0
+        rooms.add(tuple(pool.rows.shape[0] for pool in state.pools))
+    assert len(rooms) == 1
 
 
 def test_h31_refuses_by_name_and_leaves_the_state(make_engine: MakeEngine, prompt: list[int]) -> None:
@@ -261,3 +275,96 @@ def test_running_out_of_memory_is_a_memory_error(make_engine: MakeEngine, monkey
             with pytest.raises(MemoryError, match="can't allocate memory"):
                 make()
     assert engine.restore(snapshot).digest() == engine.new_state().digest()
+
+
+def refuse(*_: Any) -> Tensor:
+    raise MemoryError("no room")
+
+
+def too_much(*_: Any) -> Tensor:
+    return torch.empty(1 << 60)  # torch's own words for it
+
+
+@pytest.mark.parametrize("allocate", [refuse, too_much])
+@pytest.mark.parametrize("rows", [8, 300])
+def test_h02_when_growing_fails_all_works_on(
+    make_engine: MakeEngine,
+    prompt: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    allocate: Callable[..., Tensor],
+    rows: int,
+) -> None:
+    engine = make_engine()
+    prompt = (prompt * 2)[: 510 + rows]
+    state = engine.new_state()
+    engine.prefill(state, prompt[:510])
+    snapshot, digest = engine.capture(state), state.digest()
+    other = engine.restore(snapshot)
+    run = engine.prefill if rows > MAX_ROWS else engine.forward_rows
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "new_rows", allocate)
+        for one in (state, other, state):
+            with pytest.raises(MemoryError):
+                run(one, prompt[510:])
+            assert (one.pos, one.pending, one.digest()) == (510, 0, digest)
+            with pytest.raises(EngineError, match="left 0 rows"):
+                engine.commit(one, 1)
+        assert np.isfinite(engine.forward_rows(state, prompt[510:511])).all()  # completes no entry: needs no room
+    cold = engine.new_state()
+    expected = engine.prefill(cold, prompt).logits
+    for one in (state, other, engine.restore(snapshot)):
+        assert np.array_equal(engine.prefill(one, prompt[510:]).logits, expected)
+        assert one.digest() == cold.digest()
+
+
+def test_h02_a_state_that_grew_equals_one_that_did_not(make_engine: MakeEngine, prompt: list[int]) -> None:
+    engine, roomy = make_engine(max_seq=4096), make_engine(max_seq=4096)
+    first = roomy.new_state()
+    first.reserve(3000)
+    grown, ready = engine.new_state(), roomy.new_state()
+    roomy.release(first)
+    sizes = set()
+    for start in range(0, 2600, 260):
+        part = (prompt * 6)[start : start + 260]
+        assert np.array_equal(engine.prefill(grown, part).logits, roomy.prefill(ready, part).logits)
+        sizes.add(next(iter(engine._pools)).rows.shape[0])
+    assert len(sizes) > 3 and grown.digest() == ready.digest()
+
+
+def test_what_is_released_is_refused_by_name(make_engine: MakeEngine, prompt: list[int]) -> None:
+    engine = make_engine()
+    state = engine.new_state()
+    engine.prefill(state, prompt[:9])
+    snapshot, kept = engine.capture(state), engine.capture(state)
+    for _ in range(2):
+        engine.release(state)
+        snapshot.release()
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: engine.prefill(state, [9]), "the state at position 9 was released"),
+        (lambda: engine.forward_rows(state, [9]), "the state at position 9 was released"),
+        (lambda: engine.commit(state, 0), "the state at position 9 was released"),
+        (lambda: engine.capture(state), "the state at position 9 was released"),
+        (lambda: engine.restore(snapshot), "the snapshot at position 9 was released"),
+        (lambda: engine.dump(snapshot), "the snapshot at position 9 was released"),
+    ]
+    for call, message in calls:
+        with pytest.raises(EngineError, match=message):
+            call()
+    assert engine.restore(kept).pos == snapshot.pos == 9
+
+
+def test_what_another_engine_made_is_refused_by_name(make_engine: MakeEngine) -> None:
+    engine, other = make_engine(), make_engine()
+    state = other.new_state()
+    snapshot = other.capture(state)
+    for call in (
+        lambda: engine.forward_rows(state, [9]),
+        lambda: engine.capture(state),
+        lambda: engine.release(state),
+    ):
+        with pytest.raises(EngineError, match="this engine's new_state"):
+            call()
+    for ask in (engine.restore, engine.dump):
+        with pytest.raises(EngineError, match="this engine's capture"):
+            ask(snapshot)
+    assert not state.is_released
