@@ -1,0 +1,94 @@
+"""What every launcher checks, and how a kernel is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+ROWS_MAX = 8  # rows of one step: the token columns of one tensor-core instruction
+ALIGNMENT = 16  # bytes of one lane's load
+TILE = 16  # rows of a matrix in one instruction
+STAGE = 256  # k of eight units: what one activation load of a single row covers
+
+
+def require(holds: bool, message: str, found: object) -> None:
+    """Refuse an argument.
+
+    Raises:
+        ValueError: `holds` is false; the message ends with what was found.
+    """
+    if not holds:
+        raise ValueError(f"{message}; got {found}")
+
+
+def require_tensor(
+    tensor: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
+) -> None:
+    """Refuse a tensor that the kernel would misread.
+
+    Raises:
+        ValueError: `tensor` has another shape or dtype, is strided, is elsewhere, or starts off a 16-byte boundary.
+    """
+    require(tuple(tensor.shape) == tuple(shape), f"{name} must have shape {tuple(shape)}", tuple(tensor.shape))
+    require(tensor.dtype == dtype, f"{name} must be {dtype}", tensor.dtype)
+    require(tensor.is_contiguous(), f"{name} must be contiguous", f"strides {tensor.stride()}")
+    require(device is None or tensor.device == device, f"{name} must be on {device}", tensor.device)
+    require(tensor.data_ptr() % ALIGNMENT == 0, f"{name} must start on a {ALIGNMENT}-byte boundary", tensor.data_ptr())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """How a product is cut; a function of the matrix alone, because the cut along K fixes the order of the sum.
+
+    Attributes:
+        tiles: tiles of 16 rows of the matrix in one program.
+        warps: warps along K that share a tile.
+        splits: programs along K; their sums stay apart for the next kernel.
+        depth: chunks of 64 k of weights on their way at a time; the first `depth` before the kernel waits.
+        ahead: chunks by which the activations are requested before they are used.
+        registers: cap per thread, None for the assembler's choice.
+    """
+
+    tiles: int = 1
+    warps: int = 2
+    splits: int = 1
+    depth: int = 8
+    ahead: int = 0
+    registers: int | None = None
+
+    def __str__(self) -> str:
+        cap = "" if self.registers is None else f" r{self.registers}"
+        return f"{self.tiles}x{self.warps} s{self.splits} d{self.depth} a{self.ahead}{cap}"
+
+
+def compiler_options(cut: Tuning, dependent: bool) -> dict[str, int | bool]:
+    """Return how Triton compiles a kernel cut so."""
+    cap = {} if cut.registers is None else {"maxnreg": cut.registers}
+    return {"num_warps": cut.tiles * cut.warps, "launch_pdl": dependent, **cap}
+
+
+def require_cut(cut: Tuning, n: int, k: int, groups: int = 1) -> None:
+    """Refuse a cut that does not fit an [n, k] matrix of `groups` groups of rows.
+
+    Raises:
+        ValueError: a warp would not get whole stages of 256 k, or a program not whole tiles of one group.
+    """
+    require(k % (STAGE * cut.warps * cut.splits) == 0, f"K must be a multiple of {STAGE} for every warp of {cut}", k)
+    whole = groups * TILE * cut.tiles
+    require(groups > 0 and n % whole == 0, f"N must be a multiple of {groups} groups times the tiles of {cut}", n)
+
+
+def columns(rows: int) -> int:
+    """Return how many of the eight token columns differ: `rows` rounded up to 1, 2, 4 or 8."""
+    return int(triton.next_power_of_2(rows))
+
+
+def runs_ptx(device: torch.device) -> bool:
+    """Return whether kernels on `device` may hold inline PTX: the interpreter and older GPUs take the plain form."""
+    if device.type != "cuda" or triton.knobs.runtime.interpret:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
