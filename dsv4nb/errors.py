@@ -128,7 +128,11 @@ class PromptEmpty(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt leaves no room to answer."""
+    """The prompt leaves no room to answer.
+
+    Attributes:
+        provided: tokens of the prompt; `maximum` those that fit.
+    """
 
     code = "context_length"
 
@@ -138,10 +142,15 @@ class PromptTooLong(RequestError):
             f"(max_seq {max_seq} less {slack} reserved). Shorten it or load with a larger max_seq.",
             param="messages",
         )
+        self.provided, self.maximum = n_prompt, max_seq - slack - 1
 
 
 class PromptOverCeiling(RequestError):
-    """The prompt is longer than the request itself allows."""
+    """The prompt is longer than the request itself allows.
+
+    Attributes:
+        provided: tokens of the prompt; `maximum` those that `max_prompt_tokens` allows.
+    """
 
     code = "context_length"
 
@@ -150,6 +159,7 @@ class PromptOverCeiling(RequestError):
             f"prompt has {n_prompt} tokens; max_prompt_tokens allows {most}. Shorten it or raise max_prompt_tokens.",
             param="messages",
         )
+        self.provided, self.maximum = n_prompt, most
 
 
 class ChatBusy(Dsv4Error):

@@ -70,6 +70,18 @@ class PromptUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptProgress:
+    """A chunk of a long prompt was computed, and more are to come.
+
+    Attributes:
+        done: prompt tokens in the caches, reused ones included; `total` tokens of the prompt.
+    """
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """One chosen token, or text that was held back and is released (`id` is None).
 
@@ -255,7 +267,7 @@ class Failed:
     retryable: bool
 
 
-Event = PromptUsage | Token | Reasoning | ToolCall | ToolResult | Round | TokenSnapshot | Done | Failed
+Event = PromptUsage | PromptProgress | Token | Reasoning | ToolCall | ToolResult | Round | TokenSnapshot | Done | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import Cancelled, Engine
-from dsv4nb.events import Done, PromptUsage, Reuse, Timings, TokenSnapshot
+from dsv4nb.events import Done, PromptProgress, PromptUsage, Reuse, Timings, TokenSnapshot
 from dsv4nb.session.choosing import Chooser
 from dsv4nb.session.emission import Emission
 from dsv4nb.session.journal import Journal
@@ -77,8 +77,15 @@ def run(engine: Engine, tokens: ChatTokens, journal: Journal, place: Place, pref
 
 def _speak(live: Live, emission: Emission, chooser: Chooser, journal: Journal, place: Place) -> None:
     """Read the prompt and make tokens until the reply ends or is cancelled."""
+    total = len(journal.request.prompt)
+
+    def moved(done: int) -> None:
+        place.move(done)
+        if done < total:
+            journal.append(PromptProgress(done=done, total=total))
+
     try:
-        row = live.begin(keep_at=journal.keep_at, should_stop=lambda: journal.is_cancelled, on_progress=place.move)
+        row = live.begin(keep_at=journal.keep_at, should_stop=lambda: journal.is_cancelled, on_progress=moved)
         journal.marks.mark(PREFILLED)
         place.phase = "decode"
         while not journal.is_cancelled:
