@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif args.command == "reuse":
             report = reuse(args.model, prompt_tokens=args.prompt_tokens, runs=args.runs)
         else:
-            report = gil(args.model, new=args.new, runs=args.runs)
+            report = gil(None if args.wait_only else args.model, new=args.new, runs=args.runs)
     except Dsv4Error as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     of_overhead.add_argument("--new", type=_AtLeast(8), default=256, metavar="N", help="tokens of each reply")
     of_gil = commands.add_parser("gil", help="decode speed while a cell computes in pure Python")
     of_gil.add_argument("--new", type=_AtLeast(8), default=48, metavar="N", help="tokens of each reply")
+    of_gil.add_argument("--wait-only", action="store_true", help="leave the model out, measure a step that waits")
     of_reuse = commands.add_parser("reuse", help="first token with and without what earlier turns computed")
     of_reuse.add_argument("--prompt-tokens", type=_AtLeast(200), default=2000, metavar="N")
     for command in (of_decode, of_gil, of_reuse):

@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dsv4nb.model import Model, load
@@ -43,13 +43,21 @@ class Report:
         return "\n".join(lines)
 
 
-def gil(path: str, *, new: int, runs: int) -> Report:
-    """Measure every arm `runs` times, one after the other."""
+def gil(path: str | None, *, new: int, runs: int) -> Report:
+    """Measure every arm `runs` times, one after the other.
+
+    Args:
+        path: of the model; None measures the step that waits alone.
+    """
     end = time.perf_counter() + 0.5
     alone = _spin(lambda: time.perf_counter() < end)
     samples: dict[tuple[str, float], list[tuple[float, float, float]]] = {}
-    with load(path) as model, fake_model("word " * (new + 8), delay_s=STEP_S) as waiting:
-        engines = {f"{model.name} on {model.info.device}": model, f"one wait of {STEP_S * 1e3:.0f} ms": waiting}
+    with ExitStack() as stack:
+        waiting = stack.enter_context(fake_model("word " * (new + 8), delay_s=STEP_S))
+        engines = {f"one wait of {STEP_S * 1e3:.0f} ms": waiting}
+        if path is not None:
+            model = stack.enter_context(load(path))
+            engines[f"{model.name} on {model.info.device}"] = model
         for engine in engines.values():
             _rate(engine, new)
         for _ in range(runs):
