@@ -6,7 +6,7 @@ with one beginning need no bookkeeping of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import DecodeState, Engine, Row
@@ -83,6 +83,7 @@ class Prefixes:
     def __init__(self, *, budget_bytes: int = BUDGET_BYTES, host_mib: float = 0.0, policy: Policy = DEFAULT) -> None:
         self._policy = policy
         self._anchors, self._host = Anchors(budget_bytes), HostCache(host_mib)
+        self._on_thread: Callable[[Callable[[], None]], None] = lambda job: job()
         self._reused = self._computed = 0
         self._decisions: dict[str, int] = {}
 
@@ -194,9 +195,17 @@ class Prefixes:
         self._host.delete(id)
 
     def clear(self) -> None:
-        """Forget everything; on the serving thread, or when nothing runs."""
+        """Forget everything, behind the requests that are in the queue; returns when it is done."""
+        self._on_thread(self.forget)
+
+    def forget(self) -> None:
+        """Forget everything, on the serving thread."""
         self._anchors.clear()
         self._host.clear()
+
+    def serve(self, on_thread: Callable[[Callable[[], None]], None]) -> None:
+        """Let `on_thread` carry out on the serving thread what would disturb a run from another one."""
+        self._on_thread = on_thread
 
     def of(self, ids: Sequence[int]) -> Anchor | None:
         """Return the anchor of exactly these ids."""

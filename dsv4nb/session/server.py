@@ -60,6 +60,7 @@ class Server:
         self._lock = threading.RLock()  # a forgotten handle may be closed wherever garbage is collected
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name=f"dsv4nb-serve-{name}", daemon=True)
+        self.prefixes.serve(lambda job: self.do(lambda engine, prefixes: job()))
         self._thread.start()
 
     def submit(self, request: Request, on_end: OnEnd | None = None, **options: Any) -> Journal:
@@ -86,6 +87,8 @@ class Server:
             ModelClosed, EngineDead: as `submit`.
             BaseException: what the job raised.
         """
+        if threading.current_thread() is self._thread:  # a listener asks; waiting for itself would take for ever
+            return job(self._engine, self.prefixes)
         work: Future[Result] = Future()
         with self._lock:
             self._require_alive()
@@ -140,7 +143,7 @@ class Server:
                 work()
             del work  # an idle thread keeps no prompt and no reply
         with contextlib.suppress(Exception):
-            self.prefixes.clear()
+            self.prefixes.forget()
         self._engine.close()
 
     def _serve_one(self, journal: Journal) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dsv4nb.errors import EngineError, RequestError
+from dsv4nb.errors import EngineError, ModelClosed, RequestError
 from dsv4nb.model import Model, load
 from dsv4nb.session.batch import filled, rows_of, shared_beginnings
 from dsv4nb.session.reuse import Policy
@@ -135,3 +135,27 @@ def test_the_policy_is_checked_where_it_is_set_and_the_numbers_can_be_read(model
     stats = model.cache.stats()
     assert "reset" in str(stats) and "prompt tokens not computed again" in str(stats)
     assert stats._repr_html_().count("<tr>") == 4
+
+
+def test_clearing_the_cache_waits_for_the_runs_before_it(make_model: MakeModel) -> None:
+    model = make_model("word " * 60, delay_s=0.002)
+    chat = model.chat()
+    chat.send("hi")
+    running = chat.submit("more")
+    model.cache.clear()
+    assert running.state == "done" and model.cache.stats().anchors == ()
+    assert chat.send("again").done.reuse.kind == "reset"
+
+
+def test_who_listens_for_an_end_may_clear_the_cache_and_save(make_model: MakeModel) -> None:
+    model = make_model("ok")
+    seen: list[int] = []
+
+    def listen(*_: object) -> None:
+        model.cache.clear()
+        seen.append(len(model.cache.stats().anchors))
+
+    assert model.start(model.prepare("hi"), listen).wait(2) and seen == [0]
+    model.close()
+    with pytest.raises(ModelClosed):
+        model.cache.clear()
