@@ -4,7 +4,7 @@ A cell that computes in pure Python keeps the interpreter for 5 ms at a time, an
 times per step. `python -m dsv4nb.bench gil`, two quiet cores: a step that waits 4 ms for a device, as a captured graph
 does, keeps 44 % of its speed beside such a cell at 5 ms, 87 % at 0.5 ms and 97 % at 0.1 ms, and the cell loses 3 %. So
 the engine stays a thread of the notebook's process. The bundled model on a CPU takes the interpreter hundreds of times
-per token: it keeps a quarter at best, and was seen to all but stop at 5 ms (0.1 tokens/s).
+per token: it keeps a quarter at best, and was seen to all but stop, most of all at 5 ms (0.1 tokens/s).
 """
 
 from __future__ import annotations
