@@ -37,7 +37,8 @@ class Live:
         self, engine: Engine, prompt: Sequence[int], prefixes: Prefixes | None, ledger: Ledger | None = None
     ) -> None:
         self.ids: list[int] = []
-        self.decision = _afresh(prompt) if prefixes is None else prefixes.decide(prompt, ledger.ids if ledger else ())
+        self._start = None if prefixes is None else prefixes.decide(prompt, ledger.ids if ledger else ())
+        self.decision = _afresh(prompt) if self._start is None else self._start.decision
         self._engine, self._prompt, self._prefixes, self._ledger = engine, prompt, prefixes, ledger
         self._state: DecodeState | None = None
         self._row: Row | None = None
@@ -64,10 +65,10 @@ class Live:
             Cancelled: `should_stop` said so before a chunk.
         """
         prompt, n_prompt = self._prompt, len(self._prompt)
-        if self._prefixes is None:
+        if self._prefixes is None or self._start is None:
             self._state = self._engine.new_state()
         else:
-            self._state, ids, self._row = self._prefixes.resume(self._engine, prompt, self.decision)
+            self._state, ids, self._row = self._prefixes.resume(self._engine, self._start)
             self.ids = list(ids)
         state = self._state
         for stop in self._stops(n_prompt, keep_at):
@@ -96,9 +97,9 @@ class Live:
 
     def keep(self) -> None:
         """The run ended well: later ones may go on from its end and from the marks on its way."""
-        if self._prefixes is not None:
+        if self._prefixes is not None and self._start is not None:
             self._mark()
-            self._prefixes.commit(self._engine, self._prompt, self.decision)
+            self._prefixes.commit(self._engine, self._prompt, self._start)
             if self._ledger is not None:
                 self._ledger.ids = tuple(self.ids)
 

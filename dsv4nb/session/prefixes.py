@@ -13,7 +13,7 @@ from dsv4nb.engine.protocol import DecodeState, Engine, Row
 from dsv4nb.errors import RequestError
 from dsv4nb.info import as_html, as_text
 from dsv4nb.session.anchors import Anchor, Anchors
-from dsv4nb.session.host_cache import HostCache, HostEntry, HostPrefix, HostStats
+from dsv4nb.session.host_cache import HostCache, HostEntry, HostPrefix, HostStats, Miss
 from dsv4nb.session.reuse import DEFAULT, Decision, Known, Policy, decide
 
 BUDGET_BYTES = 512 * 2**20  # of the anchors' snapshots
@@ -72,6 +72,20 @@ class CacheStats:
         return as_html(self.rows())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Start:
+    """Where a run starts, and what it goes on from; both stay valid whatever is deleted meanwhile.
+
+    Attributes:
+        source: of `decision`, None for a reset.
+        host: what host memory said of the prompt.
+    """
+
+    decision: Decision
+    source: Anchor | HostPrefix | None
+    host: HostPrefix | Miss
+
+
 class Prefixes:
     """What the runs of one engine share; only the serving thread calls what takes the engine.
 
@@ -82,7 +96,7 @@ class Prefixes:
 
     def __init__(self, *, budget_bytes: int = BUDGET_BYTES, host_mib: float = 0.0, policy: Policy = DEFAULT) -> None:
         self._policy = policy
-        self._anchors, self._host = Anchors(budget_bytes), HostCache(host_mib)
+        self._anchors, self._host = Anchors(budget_bytes), HostCache(host_mib, floor=policy.host_floor)
         self._on_thread: Callable[[Callable[[], None]], None] = lambda job: job()
         self._reused = self._computed = 0
         self._decisions: dict[str, int] = {}
@@ -101,18 +115,19 @@ class Prefixes:
                 param="policy",
             )
         self._policy = policy
+        self._host.floor = policy.host_floor
 
     # for runs
 
-    def decide(self, prompt: Sequence[int], ledger: Sequence[int]) -> Decision:
+    def decide(self, prompt: Sequence[int], ledger: Sequence[int]) -> Start:
         """Choose where a run starts; nothing is changed.
 
         Args:
             ledger: what the chat's last run left committed.
         """
-        anchors = self._anchors.committed
-        own = self._of(ledger)
-        found = self._host.find(prompt) if self.policy.host else "empty"
+        anchors, policy = self._anchors.committed, self.policy
+        own = self.of(ledger)
+        found = self._host.find(prompt) if policy.host else "empty"
         known = Known(
             ledger=ledger,
             has_logits=own is not None and own.logits is not None,
@@ -121,42 +136,46 @@ class Prefixes:
             anchors_with_logits=[i for i, anchor in enumerate(anchors) if anchor.logits is not None],
             host=[found.length] if isinstance(found, HostPrefix) else (),
         )
-        return decide(prompt, known, self.policy)
+        decision = decide(prompt, known, policy)
+        source: Anchor | HostPrefix | None = None
+        if decision.kind in ("exact", "live"):
+            source = own
+        elif decision.index is not None:
+            source = anchors[decision.index]
+        elif decision.kind == "host":
+            source = found if isinstance(found, HostPrefix) else None
+        return Start(decision=decision, source=source, host=found)
 
-    def resume(
-        self, engine: Engine, prompt: Sequence[int], decision: Decision
-    ) -> tuple[DecodeState, tuple[int, ...], Row | None]:
-        """Make the state that a decision names; return it with its ids, and the row behind them where it was kept."""
-        if decision.kind == "reset":
+    def resume(self, engine: Engine, start: Start) -> tuple[DecodeState, tuple[int, ...], Row | None]:
+        """Make the state to start from; return it with its ids, and the row behind them where it was kept."""
+        source = start.source
+        if source is None:
             return engine.new_state(), (), None
-        ids = tuple(prompt[: decision.length])
-        if decision.kind == "host":
-            found = self._host.find(prompt)
-            assert isinstance(found, HostPrefix) and found.ids == ids
-            snapshot = engine.load(found.arrays, found.length)
+        if isinstance(source, HostPrefix):
+            snapshot = engine.load(source.arrays, source.length)
             try:
-                return engine.restore(snapshot), ids, None
+                return engine.restore(snapshot), source.ids, None
             finally:
                 snapshot.release()
-        anchor = self._of(ids)
-        assert anchor is not None, "anchors change between runs only"
-        self._anchors.touch(anchor)
-        return engine.restore(anchor.snapshot), ids, anchor.logits
+        self._anchors.touch(source)
+        return engine.restore(source.snapshot), source.ids, source.logits
 
     def mark(self, engine: Engine, state: DecodeState, ids: Sequence[int], row: Row | None) -> None:
         """Capture where a run stands; it counts once the run has ended well."""
         if self.policy.anchors or self.policy.live:
+            # snapshots are about equally large: room for one more is made before it is taken
+            self._anchors.make_room(max((a.snapshot.nbytes for a in self._anchors.committed), default=0))
             self._anchors.add(Anchor(ids=tuple(ids), snapshot=engine.capture(state), logits=row))
 
-    def commit(self, engine: Engine, prompt: Sequence[int], decision: Decision) -> None:
+    def commit(self, engine: Engine, prompt: Sequence[int], start: Start) -> None:
         """The run ended well: what it marked can be gone on from. A prompt that nobody knew goes to host memory too."""
         self._anchors.commit()
+        decision = start.decision
         self._reused += decision.length
         self._computed += decision.computed
         self._decisions[decision.kind] = self._decisions.get(decision.kind, 0) + 1
         if decision.kind in ("host", "reset") and self.policy.host:
-            found = self._host.find(prompt)
-            self._host.count(found)
+            self._host.count(start.host)
             self._store(engine, prompt)
 
     def drop(self) -> None:
@@ -209,16 +228,13 @@ class Prefixes:
 
     def of(self, ids: Sequence[int]) -> Anchor | None:
         """Return the anchor of exactly these ids."""
-        return self._of(ids)
+        wanted = tuple(ids)
+        return next((anchor for anchor in self._anchors.committed if anchor.ids == wanted), None)
 
     def adopt(self, anchor: Anchor) -> None:
         """Take over an anchor from elsewhere, a file for instance."""
         self._anchors.add(anchor)
         self._anchors.commit()
-
-    def _of(self, ids: Sequence[int]) -> Anchor | None:
-        wanted = tuple(ids)
-        return next((anchor for anchor in self._anchors.committed if anchor.ids == wanted), None)
 
     def _store(self, engine: Engine, prompt: Sequence[int]) -> None:
         """Put the longest beginning of the prompt that was marked into host memory."""

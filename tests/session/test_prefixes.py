@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from dsv4nb.session.prefixes import Prefixes
+from dsv4nb.session.reuse import Policy
+from dsv4nb.testing.fake_engine import FakeEngine
+
+EAGER = Policy(suffix_limit=0, prefix_floor=1, host_floor=4, anchors=False)
+
+
+def test_a_prefix_that_is_deleted_after_the_choice_is_still_gone_on_from() -> None:
+    """Another thread may delete an entry of host memory at any time."""
+    engine, prompt = FakeEngine(), list(range(300, 320))
+    prefixes = Prefixes(host_mib=8, policy=EAGER)
+    state = engine.new_state()
+    engine.prefill(state, prompt[:10])
+    prefixes.mark(engine, state, prompt[:10], None)
+    prefixes.commit(engine, prompt, prefixes.decide(prompt, ()))
+    start = prefixes.decide(prompt, ())
+    assert (start.decision.kind, start.decision.length) == ("host", 10)
+    prefixes.delete(prefixes.host[0].id)
+    resumed, ids, row = prefixes.resume(engine, start)
+    assert (resumed.pos, list(ids), row) == (10, prompt[:10], None)
+    prefixes.commit(engine, prompt, start)  # counting a hit of what is gone is no error
