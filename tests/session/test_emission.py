@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.events import Event, Reasoning, Token
+from dsv4nb.events import Event, Reasoning, Token, ToolCall
 from dsv4nb.session.emission import Emission
 from dsv4nb.session.request import Request
 from dsv4nb.testing.fake_engine import FakeTokenizer
@@ -169,3 +169,15 @@ def test_m61_the_events_do_not_depend_on_the_rounds(tokens: FakeTokenizer) -> No
         assert one.carried == one.emission.ids == list(ids[: len(one.emission.ids)])
         if one.emission.stop_reason != "stop":
             assert one.text() == tokens.decode(one.emission.ids)
+
+
+def test_the_models_own_end_completes_a_call_and_a_stop_id_of_the_caller_cuts_it_off(tokens: FakeTokenizer) -> None:
+    unfinished = BLOCK[: BLOCK.index("</｜DSML｜invoke>")]
+    ids = tokens.encode_trusted(unfinished)
+    ended = Run(tokens, has_tools=True).say([*ids, EOS])
+    assert [event.name for event in ended.events if isinstance(event, ToolCall)] == ["f"]
+    assert ended.emission.stop_reason == "tool_calls"
+    assert "missing_invoke_close" in ended.emission.problems
+    cut = Run(tokens, has_tools=True, eos=frozenset({EOS, 300})).say([*ids, 300])
+    assert not any(isinstance(event, ToolCall) for event in cut.events)
+    assert cut.emission.stop_reason == "stop" and "dropped_call" in cut.emission.problems

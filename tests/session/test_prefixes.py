@@ -10,7 +10,8 @@ EAGER = Policy(suffix_limit=0, prefix_floor=1, host_floor=4, anchors=False)
 def test_a_prefix_that_is_deleted_after_the_choice_is_still_gone_on_from() -> None:
     """Another thread may delete an entry of host memory at any time."""
     engine, prompt = FakeEngine(), list(range(300, 320))
-    prefixes = Prefixes(host_mib=8, policy=EAGER)
+    prefixes = Prefixes(host_mib=8)
+    prefixes.policy = EAGER  # host memory goes by its floor from now on
     state = engine.new_state()
     engine.prefill(state, prompt[:10])
     prefixes.mark(engine, state, prompt[:10], None)
