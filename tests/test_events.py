@@ -45,6 +45,14 @@ def test_m32_rounds_of_a_run_stand_in_its_result() -> None:
     assert sum(one.emitted for one in result.rounds) >= len(result.ids)
 
 
+def test_m33_drafts_that_the_budget_cut_are_no_rejections() -> None:
+    cut = a_round(0, 10, 2, 1)  # two rows were left: one draft was verified, and accepted
+    assert cut.t_batch < cut.t_cap and cut.verified == 1
+    assert [draft.status for draft in cut.drafts].count("not_verified") == len(cut.drafts) - 1
+    usage = SpecUsage.of([cut])
+    assert usage is not None and (usage.drafted, usage.accepted) == (1, 1)
+
+
 def test_every_event_is_frozen_and_json_able() -> None:
     with fake_model("<think>Hm.</think>Hello.") as model:
         events = list(model.stream("hi", thinking=True, logprobs=2))
