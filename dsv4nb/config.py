@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -12,6 +12,9 @@ from dsv4nb.errors import RequestError
 
 PenaltyScope = Literal["all", "generated"]
 Sampler = Literal["gumbel", "inverse_cdf"]
+SpecMode = Literal["exact", "rejection"]
+SpecProposal = Literal["coupled", "greedy"]
+SpecWindow = Literal["off", "slot", "auto"]
 
 _LARGEST = 1e30  # of a penalty or bias: no count and no logit can make it overflow a float32 row
 
@@ -87,6 +90,69 @@ class SamplerConfig:
     def has_penalties(self) -> bool:
         """Whether what was said before changes a logit; the window and the scope alone do not."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """How a route with a drafter speculates; in exact mode this changes the speed and never the text.
+
+    Attributes:
+        mode: exact accepts a draft when it is the model's own draw; rejection accepts it with probability
+            min(1, p/q), which keeps the distribution and not the text of the plain route.
+        proposal: how exact mode drafts: coupled draws as the model draws its tokens, with the same noise, so that
+            they agree most; greedy takes the drafter's best. Without sampling they are the same.
+        depth: rows of one verify forward at most, the pending token's included; None is all of them.
+        window: which of the drafts are verified. off: all; slot: the leading ones whose confidence is at least `tau`,
+            `floor` of them in any case; auto: as many as promise the most tokens per second by the measured costs.
+        tau: of the slot window, in (0, 1); 0.5 when None.
+        floor: of the slot window, below the drafter's block size; 0 when None.
+
+    Raises:
+        RequestError: a value is outside its range, or has no effect; `param` names it.
+    """
+
+    mode: SpecMode = "exact"
+    proposal: SpecProposal = "coupled"
+    depth: int | None = None
+    window: SpecWindow = "off"
+    tau: float | None = None
+    floor: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_one_of("spec_mode", self.mode, get_args(SpecMode))
+        _require_one_of("spec_proposal", self.proposal, get_args(SpecProposal))
+        _require_one_of("spec_window", self.window, get_args(SpecWindow))
+        depth = self.depth
+        _require(depth is None or (_is_integer(depth) and depth >= 1), "spec_depth", depth, "an integer of 1 or more")
+        for name in ("tau", "floor"):
+            value = getattr(self, name)
+            limit = f"left out unless the window is 'slot'; it is {self.window!r}"
+            _require(value is None or self.window == "slot", f"spec_{name}", value, limit)
+        if self.tau is not None:
+            _require(_is_number(self.tau) and 0 < self.tau < 1, "spec_tau", self.tau, "a number in (0, 1)")
+        if self.floor is not None:
+            _require(_is_integer(self.floor) and self.floor >= 0, "spec_floor", self.floor, "an integer, 0 or more")
+        if self.mode == "rejection":
+            limit = "left out with spec_mode='rejection', whose drafts are drawn from the drafter's distribution"
+            _require(self.proposal == "coupled", "spec_proposal", self.proposal, limit)
+
+
+def parse_window(given: object) -> tuple[SpecWindow, float | None, int | None]:
+    """Return policy, tau and floor of a window.
+
+    Args:
+        given: "off", "slot" or "auto", or ("slot", tau) or ("slot", tau, floor).
+
+    Raises:
+        RequestError: it is none of these.
+    """
+    parts = (given,) if isinstance(given, str) else given
+    known = get_args(SpecWindow)
+    if not isinstance(parts, Sequence) or not 1 <= len(parts) <= 3 or parts[0] not in known:
+        limit = "'off', 'auto', 'slot', ('slot', tau) or ('slot', tau, floor)"
+        raise RequestError(f"spec_window is {given!r}; it must be {limit}", param="spec_window")
+    policy, tau, floor = (*parts, None, None)[:3]
+    return policy, tau, floor  # SpecConfig checks the rest
 
 
 def _require_one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

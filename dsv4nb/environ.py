@@ -2,6 +2,7 @@
 
 DSV4NB_DEVICES    devices: cpu, or GPU ids such as 0,1
 DSV4NB_MAX_SEQ    max_seq: longest sequence, prompt and reply together
+DSV4NB_SPEC_DEPTH spec_depth: rows of a verify forward at most; models without a drafter do not look at it
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dsv4nb.errors import RequestError
 
 DEVICES = "DSV4NB_DEVICES"
 MAX_SEQ = "DSV4NB_MAX_SEQ"
+SPEC_DEPTH = "DSV4NB_SPEC_DEPTH"
 
 CPU = "cpu"
 
@@ -33,12 +35,25 @@ def max_seq() -> int | None:
     Raises:
         RequestError: the variable is no positive integer.
     """
-    text = os.environ.get(MAX_SEQ)
+    return _positive(MAX_SEQ)
+
+
+def spec_depth() -> int | None:
+    """Return the rows of a verify forward that the environment allows, None when it does not say.
+
+    Raises:
+        RequestError: the variable is no positive integer.
+    """
+    return _positive(SPEC_DEPTH)
+
+
+def _positive(name: str) -> int | None:
+    text = os.environ.get(name)
     if text is None:
         return None
     number = int(text) if _is_number(text.strip()) else 0
     if number < 1:
-        raise RequestError(f"{MAX_SEQ} is {text!r}; it must be a positive integer", param=MAX_SEQ)
+        raise RequestError(f"{name} is {text!r}; it must be a positive integer", param=name)
     return number
 
 

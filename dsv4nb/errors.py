@@ -187,6 +187,12 @@ class EngineError(Dsv4Error):
     code = "engine"
 
 
+class DrafterFault(EngineError):
+    """The drafter computes no numbers; the model itself goes on without it."""
+
+    code = "drafter"
+
+
 class Overloaded(EngineError):
     """Memory ran out while a request ran; what it held was freed."""
 

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
-from dsv4nb.config import SamplerConfig
+from dsv4nb.config import SamplerConfig, SpecConfig
 from dsv4nb.errors import RequestError
+from dsv4nb.rounds import Draft, Placed, Round, Rounds, SpecUsage
+
+__all__ = [
+    "Channel",
+    "Done",
+    "Draft",
+    "Event",
+    "Failed",
+    "Generation",
+    "Placed",
+    "PromptProgress",
+    "PromptUsage",
+    "Reasoning",
+    "Recipe",
+    "Reuse",
+    "ReuseKind",
+    "Round",
+    "Rounds",
+    "Route",
+    "SpecUsage",
+    "StopReason",
+    "Timings",
+    "Token",
+    "TokenLogprob",
+    "TokenSnapshot",
+    "ToolCall",
+    "ToolResult",
+]
 
 Channel = Literal["content", "reasoning", "tool", "hidden"]
 StopReason = Literal["stop", "length", "tool_calls", "cancelled"]
@@ -136,75 +163,6 @@ class ToolResult:
     error: str = ""
 
 
-DraftStatus = Literal["accepted", "rejected", "unreached", "not_verified", "past_stop"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """One drafted token of a round.
-
-    Attributes:
-        position: absolute, the prompt counted.
-        confidence: what the drafter gave its own draft, in [0, 1]; None when it does not say.
-        status: unreached stands behind a rejected draft; not_verified was cut by the window, the depth or the budget;
-            past_stop was accepted and stands behind the end of the reply.
-    """
-
-    id: int
-    text: str
-    position: int
-    confidence: float | None
-    status: DraftStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """One round of speculation: some drafts, one verify forward. A route without a drafter has none.
-
-    Attributes:
-        start: position of the pending token, whose row is the first of the forward.
-        t_cap: rows that the depth and the room allowed; `t_batch` rows that were run, the pending token's included.
-        accepts: drafts that were accepted.
-        emitted: tokens that the reply grew by.
-        ms: what it took, of "draft", "verify", "commit" and "total".
-    """
-
-    number: int
-    start: int
-    drafts: tuple[Draft, ...]
-    t_cap: int
-    t_batch: int
-    accepts: int
-    emitted: int
-    ms: Mapping[str, float]
-
-    @property
-    def verified(self) -> int:
-        """Drafts that the forward ran."""
-        return max(0, self.t_batch - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecUsage:
-    """What speculation came to in one request.
-
-    Attributes:
-        drafted: drafts that were verified.
-    """
-
-    rounds: int
-    drafted: int
-    accepted: int
-
-    @classmethod
-    def of(cls, rounds: Sequence[Round]) -> SpecUsage | None:
-        """Return the sums, None when nothing was speculated."""
-        if not rounds:
-            return None
-        verified, accepted = sum(r.verified for r in rounds), sum(r.accepts for r in rounds)
-        return cls(rounds=len(rounds), drafted=verified, accepted=accepted)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """When what happened, of this request alone; None for what did not happen.
@@ -241,6 +199,8 @@ class Done:
         elapsed_s: render, prefill and decode of this request; waiting in the queue is `queue_s`.
         route: how tokens were chosen.
         spec: what speculation came to, None on a plain route.
+        spec_config: how it was set, None on a plain route.
+        spec_note: why a route is plain or became so, "" when it speculates.
         reuse: where the run started, None when it never did.
     """
 
@@ -254,6 +214,8 @@ class Done:
     route: Route
     timings: Timings
     spec: SpecUsage | None = None
+    spec_config: SpecConfig | None = None
+    spec_note: str = ""
     reuse: Reuse | None = None
 
 
@@ -279,6 +241,7 @@ class Recipe:
         model: name of the checkpoint, `weights` the fingerprint of its files, `arithmetic` its numeric contract.
         prompt: the ids that the model read.
         max_new: tokens the reply may have, the room considered.
+        spec: how it was speculated, None on a plain route; ids depend on it with mode="rejection" alone.
         eos: ids that end the reply.
         constraint: what the grammar was made of, None without one.
         ids_sha256: of the reply's ids, as decimal numbers with commas between them.
@@ -292,6 +255,7 @@ class Recipe:
     prompt: tuple[int, ...]
     max_new: int
     config: SamplerConfig
+    spec: SpecConfig | None
     is_thinking: bool
     has_tools: bool
     stops: tuple[str, ...]
@@ -318,9 +282,10 @@ class Recipe:
             config = SamplerConfig(
                 **raw["config"] | {"logit_bias": [(token, float(bias)) for token, bias in raw["config"]["logit_bias"]]}
             )
+            spec = None if raw["spec"] is None else SpecConfig(**raw["spec"])
         except (TypeError, KeyError, ValueError) as error:
             raise RequestError(f"the recipe cannot be read: {error}", param="recipe") from error
-        return cls(**raw | lists | {"config": config})
+        return cls(**raw | lists | {"config": config, "spec": spec})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +301,7 @@ class Generation:
         tool_calls: the calls that the reply asks for.
         problems: where the reply departs from the format, by the names of encoding.md 9; () when it does not.
         logprobs: one per id of `ids`, when the request asked for them.
-        rounds: of speculation, () on a plain route.
+        rounds: of speculation, empty on a plain route; `rounds.to_frame()` is a table of them.
         recipe: what replays the reply, see `Model.replay`.
         messages: the conversation with this reply at its end; () for a prompt given as ids.
         steps: every run of a turn that called Python functions, this one the last; () for a single run.
@@ -351,7 +316,7 @@ class Generation:
     tool_calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
-    rounds: tuple[Round, ...] = field(default=(), repr=False)
+    rounds: Rounds = field(default_factory=Rounds, repr=False)
     recipe: Recipe = field(repr=False)
     messages: tuple[dict[str, object], ...] = field(default=(), repr=False)
     steps: tuple[Generation, ...] = field(default=(), repr=False)

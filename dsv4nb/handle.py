@@ -14,7 +14,7 @@ from dsv4nb.encoding.policy import normalize
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import ModelClosed, RequestError
 from dsv4nb.events import Event, Generation, Recipe, Timings, Token
-from dsv4nb.info import Capabilities, LoadInfo
+from dsv4nb.info import Capabilities, LoadInfo, SpecInfo
 from dsv4nb.session.batch import filled, rows_of, shared_beginnings
 from dsv4nb.session.chat import Chat
 from dsv4nb.session.journal import Journal
@@ -87,6 +87,31 @@ class Model:
         return self._parts.caps
 
     @property
+    def spec(self) -> SpecInfo:
+        """How this model speculates, and what that costs as far as it was measured; shows as a table."""
+        limits, speculator = self.limits, self._parts.server.speculator
+        return SpecInfo(
+            config=limits.spec,
+            note=limits.no_drafter if limits.spec is None else speculator.fault,
+            block_size=limits.block_size,
+            draft_ms=None if speculator.costs is None else speculator.costs.draft,
+            verify_ms=() if speculator.costs is None else speculator.costs.verify,
+            plain_ms=speculator.plain_ms,
+        )
+
+    def measure_spec(self) -> SpecInfo:
+        """Measure what drafting and verifying cost, behind the requests that are in the queue; then return `spec`.
+
+        Raises:
+            RequestError: there is no drafter.
+        """
+        self._require_open()
+        if self.limits.spec is None:
+            raise RequestError(f"there is nothing to measure: {self.limits.no_drafter}", param="spec")
+        self._parts.server.do(lambda engine, prefixes: self._parts.server.speculator.measured())
+        return self.spec
+
+    @property
     def max_seq(self) -> int:
         """Tokens of the longest sequence, prompt, reply and the reserved positions together."""
         return self.limits.max_seq
@@ -137,6 +162,11 @@ class Model:
         max_prompt_tokens: int | None = None,
         on_token: Callable[[Token], object] | None = None,
         trust_text: bool = False,
+        spec: bool | None = None,
+        spec_mode: str | None = None,
+        spec_proposal: str | None = None,
+        spec_depth: int | None = None,
+        spec_window: str | Sequence[Any] | None = None,
         **unknown: object,
     ) -> Generation:
         """Answer, and wait for the end; an interrupt stops the run and is raised.
@@ -166,6 +196,10 @@ class Model:
             on_token: called with every token on this thread, before the next one is made; False stops the run, and so
                 does an error.
             trust_text: let text of messages become control tokens.
+            spec: speculate; wherever there is a drafter when None. It changes the speed and never the text, but with
+                spec_mode="rejection", which keeps the distribution alone.
+            spec_mode, spec_proposal, spec_depth, spec_window: see `SpecConfig`; a window is off, auto, slot,
+                (slot, tau) or (slot, tau, floor).
 
         Raises:
             RequestError, EncodingError: the request was refused; nothing was run.

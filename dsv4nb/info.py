@@ -9,12 +9,8 @@ from itertools import groupby
 
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
+from dsv4nb.config import SpecConfig
 
-_DRAFTERS = {
-    "none": "absent",
-    "nextn": "NextN block in the checkpoint; this version does not run it",
-    "dspark": "DSpark in the checkpoint; this version does not run it",
-}
 _KINDS = {"swa": "window only", "csa": "compressed 4:1", "hca": "compressed 128:1"}
 
 
@@ -143,6 +139,54 @@ class Capabilities:
         return as_html(self.rows())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecInfo:
+    """How a model speculates.
+
+    Attributes:
+        config: of requests that do not say; None without a drafter.
+        note: why there is no drafter, or why it was given up; "" while it works.
+        block_size: drafts of a round at most.
+        draft_ms, verify_ms: what a block of drafts takes, and a forward of 1, 2, … rows; None and () until measured.
+        plain_ms: what a token takes on the plain route, smoothed; None until one was seen.
+    """
+
+    config: SpecConfig | None
+    note: str
+    block_size: int
+    draft_ms: float | None
+    verify_ms: tuple[float, ...]
+    plain_ms: float | None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the facts as (label, text)."""
+        if self.config is None:
+            return [("drafter", f"none: {self.note}")]
+        config = self.config
+        window = config.window if config.tau is None else f"{config.window} {config.tau:g}"
+        depth = self.block_size + 1 if config.depth is None else config.depth
+        told = [
+            ("drafter", f"given up: {self.note}" if self.note else f"DSpark, {self.block_size} drafts a round"),
+            ("mode", f"{config.mode}, {config.proposal} drafts" if config.mode == "exact" else config.mode),
+            ("window", f"{window}, at most {depth} rows"),
+        ]
+        if self.draft_ms is not None:
+            told.append(("draft", f"{self.draft_ms:.2f} ms"))
+            told.append(("verify", f"{', '.join(f'{ms:.2f}' for ms in self.verify_ms)} ms with 1, 2, … rows"))
+        if self.plain_ms is not None:
+            told.append(("plain", f"{self.plain_ms:.2f} ms a token"))
+        return told
+
+    def __str__(self) -> str:
+        return as_text(self.rows())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rows())
+
+
 def as_text(rows: Sequence[tuple[str, str]]) -> str:
     """Return facts as lines."""
     return "\n".join(f"{label:<12}{value}" for label, value in rows)
@@ -168,6 +212,7 @@ def load_info(
     encoding: str,
     contract: str,
     defaults: str,
+    drafter: str,
     max_seq: int,
     device: str,
     threads: int,
@@ -192,7 +237,7 @@ def load_info(
         encoding=encoding,
         contract=contract,
         defaults=defaults,
-        drafter=_DRAFTERS[checkpoint.drafter],
+        drafter=drafter,
         max_seq=max_seq,
         max_seq_declared=config.max_position_embeddings,
         device=device,

@@ -15,11 +15,10 @@ from dsv4nb.checkpoint.identity import fingerprint_of
 from dsv4nb.checkpoint.jsonfile import read_object
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.checkpoint.revision import OVERRIDE
-from dsv4nb.config import SamplerConfig
+from dsv4nb.config import SamplerConfig, SpecConfig, parse_window
 from dsv4nb.contract import CONTRACTS, Contract
 from dsv4nb.encoding.constants import EFFORTS, Revision
 from dsv4nb.encoding.tokens import ChatTokenizer
-from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, RequestError
 from dsv4nb.handle import Model, Parts
 from dsv4nb.info import Capabilities, load_info
@@ -43,7 +42,10 @@ CPU_MAX_SEQ = 4096  # a longer prompt takes minutes on a CPU before its first to
 
 _TOY_FOLDER = Path(__file__).parent / "toy" / "model"
 
-_LOAD_NAMES = ("path", "devices", "max_seq", "contract", "encoding", "name", "cache_mib", "host_cache_mib")
+_LOAD_NAMES = (
+    *("path", "devices", "max_seq", "contract", "encoding", "name", "cache_mib", "host_cache_mib"),
+    *("drafter", "spec_depth", "spec_window"),
+)
 
 
 def open_chat(path: str | Path, model: Model, **options: Any) -> Chat:
@@ -61,6 +63,9 @@ def load(
     name: str | None = None,
     cache_mib: float = BUDGET_BYTES / 2**20,
     host_cache_mib: float = 0.0,
+    drafter: bool | str = "auto",
+    spec_depth: int | None = None,
+    spec_window: str | Sequence[Any] | None = None,
     **unknown: object,
 ) -> Model:
     """Load a checkpoint. The same folder with the same options gives a handle on the same engine.
@@ -75,9 +80,13 @@ def load(
         name: for people; the folder's when None.
         cache_mib: of the snapshots that chats go on from.
         host_cache_mib: of long prefixes in host memory; 0 keeps none. On a CPU it is the same memory.
+        drafter: speculate with the checkpoint's DSpark drafter: True, False, or auto, where there is a sound one.
+        spec_depth: rows of a verify forward at most, of requests that do not say; the environment's
+            DSV4NB_SPEC_DEPTH when None.
+        spec_window: the confidence window of requests that do not say; off when None.
 
     Raises:
-        RequestError: an option is not understood.
+        RequestError: an option is not understood, or there is no drafter that it could act on.
         CheckpointError: the checkpoint cannot be read; nothing was loaded. See its subclasses.
         NotEnoughMemory: the weights do not fit; nothing was read.
         EngineError: the engine cannot run it.
@@ -94,10 +103,22 @@ def load(
     name = name or (TOY if is_toy else checkpoint.name)
     room = _room(max_seq, checkpoint.config.max_position_embeddings)
     prefixes = Prefixes(budget_bytes=_mib("cache_mib", cache_mib), host_mib=host_cache_mib)
-    key = (_fingerprint(folder), room, contract, encoding, name, cache_mib, host_cache_mib)
+    spec = _spec(checkpoint, drafter, spec_depth, spec_window)
+    key = (_fingerprint(folder), room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
 
     def assemble() -> Parts:
-        return _assemble(checkpoint, room, override_contract, encoding, name, prefixes, is_toy=is_toy, started=started)
+        return _assemble(
+            checkpoint,
+            room,
+            override_contract,
+            encoding,
+            name,
+            prefixes,
+            spec,
+            needs_drafter=drafter is True,
+            is_toy=is_toy,
+            started=started,
+        )
 
     return _shelf.take(key, assemble)
 
@@ -109,7 +130,9 @@ def _assemble(
     encoding: str | None,
     name: str,
     prefixes: Prefixes,
+    spec: SpecConfig | None,
     *,
+    needs_drafter: bool,
     is_toy: bool,
     started: float,
 ) -> Parts:
@@ -123,13 +146,19 @@ def _assemble(
     reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
     from dsv4nb.engine.cpu import CpuEngine  # brings torch
 
-    engine: Engine = CpuEngine.from_checkpoint(checkpoint, contract=chosen, max_seq=room, threads=CPU_THREADS)
+    engine = CpuEngine.from_checkpoint(
+        checkpoint, contract=chosen, drafter=spec is not None, max_seq=room, threads=CPU_THREADS
+    )
+    if needs_drafter and engine.draft_fault:
+        raise CheckpointError(f"the drafter of {checkpoint.path} cannot run: {engine.draft_fault}", param="drafter")
+    spec, no_drafter = (spec, "") if engine.block_size else (None, _no_drafter(checkpoint, engine.draft_fault))
     info = load_info(
         checkpoint,
         name=name,
         encoding=encoding_note,
         contract=f"{chosen.name} ({reason})",
         defaults=f"temperature {sampler.temperature:g}, top_p {sampler.top_p:g} ({whose})",
+        drafter=f"DSpark, {engine.block_size} drafts a round" if spec is not None else f"none: {no_drafter}",
         max_seq=room,
         device="CPU",
         threads=CPU_THREADS,
@@ -142,6 +171,9 @@ def _assemble(
         vocab_size=engine.vocab_size,
         revision=revision,
         sampler=sampler,
+        spec=spec,
+        no_drafter=no_drafter,
+        block_size=engine.block_size,
         model=name,
         weights=fingerprint_of(checkpoint.path / "config.json", {e.file for e in checkpoint.entries.values()}),
         arithmetic=chosen.name,
@@ -222,6 +254,45 @@ def _room(max_seq: int | None, declared: int) -> int:
             param=name,
         )
     return asked
+
+
+def _spec(checkpoint: Checkpoint, drafter: object, depth: object, window: object) -> SpecConfig | None:
+    """Return how requests speculate that do not say, None for a model that is loaded without its drafter."""
+    if drafter not in ("auto", True, False) or not isinstance(drafter, str | bool):
+        raise RequestError(f"drafter is {drafter!r}; it must be 'auto', True or False", param="drafter")
+    has_one = checkpoint.drafter == "dspark"
+    if drafter is True and not has_one:
+        raise RequestError(
+            f"drafter=True, but {_no_drafter(checkpoint, '')}; load it without drafter=, it decodes plainly",
+            param="drafter",
+        )
+    if drafter is False or not has_one:
+        for name, value in (("spec_depth", depth), ("spec_window", window)):
+            if value is not None:
+                why = "the drafter is off" if has_one else _no_drafter(checkpoint, "")
+                raise RequestError(f"{name} has nothing to act on: {why}; leave it out", param=name)
+        return None
+    dspark = checkpoint.config.dspark
+    assert dspark is not None
+    asked, name = (environ.spec_depth(), environ.SPEC_DEPTH) if depth is None else (depth, "spec_depth")
+    most = dspark.block_size + 1
+    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= most):
+        raise RequestError(f"{name} is {asked!r}; it must be an integer from 1 to {most}", param=name)
+    policy, tau, floor = ("off", None, None) if window is None else parse_window(window)
+    if isinstance(floor, int) and floor >= dspark.block_size:
+        limit = f"0 to {dspark.block_size - 1}; as many as the block has would switch the window off"
+        raise RequestError(f"the floor of spec_window is {floor}; it must be {limit}", param="spec_window")
+    return SpecConfig(depth=asked, window=policy, tau=tau, floor=floor)
+
+
+def _no_drafter(checkpoint: Checkpoint, fault: str) -> str:
+    if fault:
+        return f"the drafter of the checkpoint cannot run: {fault}"
+    return {
+        "dspark": "it was loaded with drafter=False",
+        "nextn": "the checkpoint has a NextN block, which is no DSpark drafter and is not run",
+        "none": "the checkpoint has no drafter",
+    }[checkpoint.drafter]
 
 
 def _encoding(checkpoint: Checkpoint, asked: str | None) -> tuple[Revision, str]:

@@ -17,12 +17,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 
 import dsv4nb
-from dsv4nb.encoding.constants import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN, USER
+from dsv4nb.encoding.constants import ASSISTANT, BOS, DSML, EOS, THINK_OPEN, USER
 from dsv4nb.encoding.tokens import ChatTokenizer
 from dsv4nb.errors import (
     CheckpointError,
@@ -39,24 +36,15 @@ from dsv4nb.errors import (
 from dsv4nb.events import Done, PromptUsage, Token
 from dsv4nb.model import Model, load
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
+from dsv4nb.testing.tiny_tokenizer import write_tiny_tokenizer
 
 TOY = Path(dsv4nb.__file__).parent / "toy" / "model"
-
-
-def tokenizer_json() -> str:
-    """Control tokens and the 256 bytes, in the form of the real file."""
-    controls = [BOS, EOS, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE, DSML]
-    vocab = {text: i for i, text in enumerate([*controls, *sorted(ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in controls])
-    return str(tokenizer.to_str())
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("original") / "tiny", num_hidden_layers=4, **SMALL)
-    (folder / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
+    write_tiny_tokenizer(folder)
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.95, "do_sample": true}')
     return folder
 
@@ -285,7 +273,7 @@ def test_m10_the_load_card_says_what_was_found_and_why(model: Model) -> None:
     assert facts["defaults"] == "temperature 0.6, top_p 0.95 (generation_config.json)"
     assert facts["max_seq"].startswith("4,096 of ")
     assert facts["device"] == "CPU, 1 thread"
-    assert facts["drafter"] == "absent"
+    assert facts["drafter"] == "none: the checkpoint has no drafter"
     assert all(f"{label:<12}{value}" in str(model.info) for label, value in facts.items())
     assert model.info._repr_html_().count("<tr>") == len(facts)
     assert repr(model) == f"<Model {model.name}>" and "<table>" in model._repr_html_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine import ops
-from dsv4nb.engine.batch import Batch
+from dsv4nb.engine.batch import Batch, Places
 from dsv4nb.engine.compressor import pool_entries
 from dsv4nb.engine.indexer import index_keys, pick_entries
+from dsv4nb.engine.rope import Turn
 from dsv4nb.engine.state import CompressorCache, LayerCache
 from dsv4nb.weights.store import AttentionWeights
 
@@ -36,10 +38,21 @@ class Attention:
         latent = ops.rms_norm(down[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
         self._write(batch, down[:, config.q_lora_rank :], x, weights, cache)
 
-        flat = ops.fp8_rows(latent, weights.query.weight, act_fp8=act_fp8 and weights.query.is_fp8)
+        splits = [_window(batch, cache), *self._entries(batch, x, latent, weights, cache)]
+        return self.attend(batch, latent, splits, turn, weights)
+
+    def attend(
+        self, batch: Places, latent: Tensor, splits: Sequence[Keys], turn: Turn, weights: AttentionWeights
+    ) -> Tensor:
+        """Make the queries, attend to `splits` and project: [places, q rank] -> [places, D].
+
+        Args:
+            turn: angles of all places.
+        """
+        config = self.config
+        flat = ops.fp8_rows(latent, weights.query.weight, act_fp8=self.contract.act_fp8 and weights.query.is_fp8)
         query = torch.unflatten(flat, -1, (config.num_attention_heads, config.head_dim))
         query = ops.norm_rope_heads(query, *turn, eps=config.rms_norm_eps)[batch.live]
-        splits = [_window(batch, cache), *self._entries(batch, x, latent, weights, cache)]
         mixed = ops.sparse_attention(query, splits, weights.sink, scale=config.head_dim**-0.5)
         back = turn.rows(batch.live).back
         mixed = ops.rotate_tail(mixed, back.cos[:, None], back.sin[:, None])
@@ -69,7 +82,7 @@ class Attention:
                 return _picked(picked, cache.compressor)
         return _all(batch, cache.compressor)
 
-    def _project(self, batch: Batch, mixed: Tensor, weights: AttentionWeights) -> Tensor:
+    def _project(self, batch: Places, mixed: Tensor, weights: AttentionWeights) -> Tensor:
         placed = mixed.new_zeros(batch.places, mixed[0].numel())
         placed[batch.live] = mixed.flatten(1)
         parts = placed.chunk(len(weights.groups), 1)

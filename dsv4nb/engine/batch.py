@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,23 @@ from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.engine.cache import CompressorShape, window_rows
 from dsv4nb.engine.ops import TILE
 from dsv4nb.engine.rope import RotaryTable, Turn
+
+
+class Places(Protocol):
+    """Rows of one forward in tiles of eight; what experts and projections need to know of them.
+
+    Attributes:
+        places: live rows and filling, a multiple of 8.
+        live: slice of the live rows among the places.
+        tokens: [places] int64.
+    """
+
+    @property
+    def places(self) -> int: ...
+    @property
+    def live(self) -> slice: ...
+    @property
+    def tokens(self) -> Tensor: ...
 
 
 class Rotary:

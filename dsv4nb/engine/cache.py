@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.checkpoint.config import DSPARK_STAGES, ModelConfig
 
 PREFILL_ROWS = 256  # rows of one prefill chunk, the most that one forward writes
 ENTRY_BLOCK = 128  # entries per block: one product of index keys, and a multiple of every split of the attention
@@ -101,15 +101,21 @@ class Part:
         return self.last - self.first, self.width
 
 
-def live_parts(config: ModelConfig, pos: int) -> Iterator[Part]:
-    """Yield, in a fixed order, what is needed to go on after `pos` positions."""
+def live_parts(config: ModelConfig, pos: int, *, has_drafter: bool = False) -> Iterator[Part]:
+    """Yield, in a fixed order, what is needed to go on after `pos` positions.
+
+    Args:
+        has_drafter: with the context rows that the drafter looks at.
+    """
+    first = max(pos - config.sliding_window, 0)
     for index in range(config.num_hidden_layers):
         shape = layer_shape(config, index)
-        first = max(pos - config.sliding_window, 0)
         yield Part(name=f"{index}.window", first=first, last=pos, width=shape.window_width)
         for kind, cache in (("compressor", shape.compressor), ("indexer", shape.indexer)):
             if cache is not None:
                 yield from _compressor_parts(f"{index}.{kind}", cache, pos)
+    for stage in range(DSPARK_STAGES if has_drafter else 0):
+        yield Part(name=f"mtp.{stage}.window", first=first, last=pos, width=config.head_dim)
 
 
 def _compressor_parts(name: str, shape: CompressorShape, pos: int) -> Iterator[Part]:
@@ -120,7 +126,13 @@ def _compressor_parts(name: str, shape: CompressorShape, pos: int) -> Iterator[P
     yield Part(name=f"{name}.source", first=first, last=pos, width=shape.source_width)
 
 
-def state_bytes(config: ModelConfig, positions: int) -> dict[str, int]:
+def tap_width(config: ModelConfig) -> int:
+    """Return the values that one position leaves for the drafter's context rows."""
+    assert config.dspark is not None
+    return len(config.dspark.target_layer_ids) * config.hidden_size
+
+
+def state_bytes(config: ModelConfig, positions: int, *, has_drafter: bool = False) -> dict[str, int]:
     """Return the bytes of one sequence's caches by class: whole rings, and whole blocks for `positions` positions."""
     total = dict.fromkeys(("window", "compressor", "indexer", "source"), 0)
     for index in range(config.num_hidden_layers):
@@ -131,6 +143,8 @@ def state_bytes(config: ModelConfig, positions: int) -> dict[str, int]:
                 total["source"] += VALUE_BYTES * cache.source_rows * cache.source_width
                 rows = blocks_for(positions // cache.ratio) * ENTRY_BLOCK
                 total[kind] += VALUE_BYTES * rows * cache.entry_width
+    if has_drafter:
+        total["drafter"] = VALUE_BYTES * window_rows(config) * (tap_width(config) + DSPARK_STAGES * config.head_dim)
     return total
 
 
@@ -139,10 +153,10 @@ def blocks_for(entries: int) -> int:
     return -(-entries // ENTRY_BLOCK)
 
 
-def layout(config: ModelConfig) -> str:
+def layout(config: ModelConfig, *, has_drafter: bool = False) -> str:
     """Return what fixes names, shapes and meaning of live rows, in one line; ring sizes and blocks do not."""
     ratios = ",".join(map(str, config.compress_ratios[: config.num_hidden_layers]))
     return (
         f"cache 1, float32, window {config.sliding_window} x {config.head_dim}, index {config.index_head_dim},"
-        f" ratios {ratios}"
+        f" ratios {ratios}{f', drafter {DSPARK_STAGES}' if has_drafter else ''}"
     )

@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.contract import Contract
 from dsv4nb.engine.blocks import Pools
 from dsv4nb.engine.cache import layout, state_bytes
+from dsv4nb.engine.drafter import Drafter
 from dsv4nb.engine.forward import Forward
 from dsv4nb.engine.prefill import chunk_plan
-from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled, Snapshot
+from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot
+from dsv4nb.engine.rings import DraftRings
 from dsv4nb.engine.snapshot import CpuSnapshot, capture_state, dump_arrays, load_arrays, restore_state
 from dsv4nb.engine.state import CpuState
 from dsv4nb.errors import EngineError
@@ -26,7 +29,7 @@ from dsv4nb.weights.store import Weights
 
 
 class CpuEngine:
-    """Runs the trunk on a CPU.
+    """Runs the network on a CPU.
 
     A row's logits and cache rows are the same bits in a prompt however it is cut, alone, and in a verify batch.
 
@@ -35,6 +38,9 @@ class CpuEngine:
         contract: the roundings; activations must be float32.
         max_seq: positions a state has room for.
         threads: of one operation.
+
+    Attributes:
+        draft_fault: why the checkpoint's drafter does not run, "" when nothing is wrong with it.
 
     Raises:
         EngineError: the contract hands over bfloat16.
@@ -50,6 +56,11 @@ class CpuEngine:
                 param="contract",
             )
         self._forward: Forward | None = Forward(weights, config, contract)
+        self._drafter: Drafter | None = None
+        if weights.drafter is not None:
+            self._drafter = Drafter(weights.drafter, weights.embed, weights.head, config, contract)
+        self._has_drafter = self._drafter is not None
+        self.draft_fault = weights.draft_fault
         self._config, self._max_seq, self._threads = config, max_seq, threads
         self._pools = Pools(config)
 
@@ -59,12 +70,13 @@ class CpuEngine:
         checkpoint: Checkpoint,
         *,
         contract: Contract | None = None,
+        drafter: bool = True,
         max_seq: int = 4096,
         threads: int = 1,
         on_progress: Progress | None = None,
     ) -> CpuEngine:
-        """Load the trunk of `checkpoint`; its own contract unless another is given."""
-        weights = load_weights(checkpoint, on_progress=on_progress)
+        """Load `checkpoint`; its own contract unless another is given, and its DSpark drafter where it has one."""
+        weights = load_weights(checkpoint, drafter=drafter, on_progress=on_progress)
         return cls(weights, checkpoint.config, contract or checkpoint.contract, max_seq=max_seq, threads=threads)
 
     @property
@@ -75,10 +87,26 @@ class CpuEngine:
     def max_seq(self) -> int:
         return self._max_seq
 
+    @property
+    def block_size(self) -> int:
+        return 0 if self._drafter is None else self._drafter.block_size
+
     def new_state(self) -> CpuState:
         """Make an empty sequence at position 0."""
         with _memory():
-            return CpuState(self._config, self._pools)
+            return CpuState(self._config, self._pools, self._rings())
+
+    def draft(self, state: DecodeState, pending: int, choose: ChooseDraft) -> Proposal:
+        """Draft what may follow `pending`; see the protocol."""
+        own, drafter = self._own(state), self._drafter
+        if drafter is None or own.rings is None:
+            raise EngineError("the engine has no drafter; load a checkpoint that has one", param="drafter")
+        if own.pos == 0:
+            raise EngineError("nothing is committed yet, so there is nothing to draft from", param="state")
+        if not 0 <= pending < self.vocab_size:
+            raise EngineError(f"token id {pending} is outside the vocabulary of {self.vocab_size}", param="pending")
+        with self._running():
+            return drafter.draft(own.rings, own.pos, pending, choose)
 
     def prefill(
         self,
@@ -132,7 +160,7 @@ class CpuEngine:
         """Make a new state at snapshot.pos; see the protocol."""
         own = self._held(snapshot)
         with self._running():
-            return restore_state(own)
+            return restore_state(own, self._rings())
 
     def release(self, state: DecodeState) -> None:
         """Give the memory of `state` back; idempotent."""
@@ -149,15 +177,15 @@ class CpuEngine:
         if not isinstance(pos, int) or not 0 <= pos <= self._max_seq:
             raise EngineError(f"pos {pos} is no position from 0 to max_seq {self._max_seq}", param="pos")
         with self._running():
-            return load_arrays(arrays, pos, self._config, self._pools)
+            return load_arrays(arrays, pos, self._config, self._pools, self._rings)
 
     def layout(self) -> str:
         """Say how `dump` lays a sequence out; see the protocol."""
-        return layout(self._config)
+        return layout(self._config, has_drafter=self._has_drafter)
 
     def state_bytes(self, positions: int) -> dict[str, int]:
         """Return the bytes of one state per class of cache; see the protocol."""
-        return state_bytes(self._config, positions)
+        return state_bytes(self._config, positions, has_drafter=self._has_drafter)
 
     @property
     def blocks_in_use(self) -> int:
@@ -166,7 +194,16 @@ class CpuEngine:
 
     def close(self) -> None:
         """Free the weights; idempotent."""
-        self._forward = None
+        self._forward = self._drafter = None
+
+    def _rings(self) -> DraftRings | None:
+        return DraftRings(self._config, self._make_rows) if self._has_drafter else None
+
+    def _make_rows(self, taps: Tensor, first: int) -> Tensor:
+        if self._drafter is None:
+            raise EngineError("the engine is closed")
+        with self._running():
+            return self._drafter.make_rows(taps, first)
 
     def _ready(self, state: DecodeState, tokens: Sequence[int]) -> tuple[Forward, CpuState]:
         """Check a call before anything is touched."""

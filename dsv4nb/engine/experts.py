@@ -12,7 +12,7 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine import ops
-from dsv4nb.engine.batch import Batch
+from dsv4nb.engine.batch import Places
 from dsv4nb.weights.store import ExpertWeights
 
 Ints = npt.NDArray[np.int64]
@@ -74,7 +74,7 @@ def plan_tiles(
     return ExpertPlan(rows=rows, weights=shares, spans=tuple(spans), places=contributions)
 
 
-def mix_experts(batch: Batch, x: Tensor, weights: ExpertWeights, config: ModelConfig, contract: Contract) -> Tensor:
+def mix_experts(batch: Places, x: Tensor, weights: ExpertWeights, config: ModelConfig, contract: Contract) -> Tensor:
     """Run the mixture sublayer: [places, D] -> [places, D]."""
     chosen, shares = ops.route(
         ops.bf16_rows(x, weights.gate),

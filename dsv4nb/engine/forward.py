@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
@@ -24,6 +25,7 @@ class Forward:
         self._weights, self._config = weights, config
         self._layer = Layer(config, contract)
         self._rotary = Rotary(config)
+        self._tapped = frozenset(config.dspark.target_layer_ids) if config.dspark is not None else frozenset[int]()
 
     def rows(self, state: CpuState, tokens: Sequence[int]) -> Tensor:
         """Run `tokens` provisionally from state.pos on and return all logits: [T, V]."""
@@ -46,7 +48,12 @@ class Forward:
         state.reserve(len(tokens))
         batch = Batch(tokens, state.pos, self._config, self._rotary)
         stream = self._weights.embed[batch.tokens][:, None].expand(-1, self._config.hc_mult, -1).contiguous()
-        for weights, cache in zip(self._weights.layers, state.layers, strict=True):
+        taps = []
+        for number, (weights, cache) in enumerate(zip(self._weights.layers, state.layers, strict=True)):
             stream = self._layer(batch, stream, weights, cache)
+            if state.rings is not None and number in self._tapped:
+                taps.append(stream[batch.live].mean(1))
+        if state.rings is not None:
+            state.rings.put(batch.window_slots, torch.cat(taps, 1))
         state.pending = len(tokens)
         return batch, stream

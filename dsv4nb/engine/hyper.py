@@ -30,6 +30,17 @@ class Hyper:
             norm_eps=self.config.rms_norm_eps,
         )
 
+    def collapse_raw(self, stream: Tensor, weights: HyperWeights) -> Tensor:
+        """Collapse [places, HC, D] likewise, without the norm."""
+        return ops.hyper_collapse(
+            stream,
+            weights.fn,
+            weights.scale,
+            weights.base,
+            hc_eps=self.config.hc_eps,
+            norm_eps=self.config.rms_norm_eps,
+        )
+
     def collapse(self, stream: Tensor, weights: HyperWeights) -> Tensor:
         """Collapse [places, HC, D] into the head's input."""
         return ops.hyper_head(

@@ -14,6 +14,17 @@ from dsv4nb.events import TokenLogprob
 MAX_LOGPROBS = 20  # alternatives; what the OpenAI API serves
 
 
+def probability_of(row: Row, token: int) -> float:
+    """Return the softmax of a row [V] at `token`, for show: summed in float32. NaN where the row holds one."""
+    return float(1.0 / np.exp(row - row[token]).sum(dtype=np.float32)) if row[token] > -np.inf else 0.0
+
+
+def margin_of(row: Row) -> float:
+    """Return how far the best logit of a row [V] stands above the second."""
+    second, first = np.partition(row, row.shape[0] - 2)[-2:]
+    return float(first - second)
+
+
 def logprob_of(row: Row, chosen: int, n: int) -> TokenLogprob:
     """Return the log-softmax at `chosen` and at the `n` best tokens.
 

@@ -8,7 +8,7 @@ from dsv4nb_kernels.reference.compress import compress
 from dsv4nb_kernels.reference.expert_down import expert_down
 from dsv4nb_kernels.reference.expert_up import Span, expert_up
 from dsv4nb_kernels.reference.fp8_rows import fp8_rows
-from dsv4nb_kernels.reference.hyper_mix import Mixed, hyper_expand, hyper_head, hyper_mix
+from dsv4nb_kernels.reference.hyper_mix import Mixed, hyper_collapse, hyper_expand, hyper_head, hyper_mix
 from dsv4nb_kernels.reference.index_rows import index_rows
 from dsv4nb_kernels.reference.index_scores import index_scores, padded_keys
 from dsv4nb_kernels.reference.norm_rope_write import (
@@ -31,6 +31,7 @@ __all__ = [
     "expert_down",
     "expert_up",
     "fp8_rows",
+    "hyper_collapse",
     "hyper_expand",
     "hyper_head",
     "hyper_mix",

@@ -42,6 +42,25 @@ class Prefilled:
     computed: int
 
 
+ChooseDraft = Callable[[Row, int, Sequence[int]], int]
+"""Chooses one draft: (its row of logits [V], its slot from 0, the drafts before it) -> an id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a drafter says may come after the pending token.
+
+    Attributes:
+        ids: the drafts, in order.
+        conf_logits: one per draft, what the confidence head says before the sigmoid; () when there is no such head.
+        rows: [V] float32 logits that each draft was chosen from, the ones before it considered; () when there are none.
+    """
+
+    ids: tuple[int, ...]
+    conf_logits: tuple[float, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
 class DecodeState(Protocol):
     """The caches of one sequence; opaque above the engine."""
 
@@ -82,6 +101,11 @@ class Engine(Protocol):
     @property
     def max_seq(self) -> int:
         """Positions a state has room for, provisional rows included."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Drafts that one call of `draft` makes; 0 without a drafter."""
         ...
 
     def new_state(self) -> DecodeState:
@@ -131,6 +155,21 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the last forward left fewer rows.
+        """
+        ...
+
+    def draft(self, state: DecodeState, pending: int, choose: ChooseDraft) -> Proposal:
+        """Draft what may follow `pending`, the token at state.pos that is chosen and not run yet.
+
+        Nothing that a later call can see is changed, and rows that a forward left pending stay so. Draft i stands at
+        position state.pos + 1 + i.
+
+        Args:
+            choose: called once per draft, in order, on this thread.
+
+        Raises:
+            EngineError: there is no drafter, no position is committed, or the state was released.
+            DrafterFault: the drafter computes a NaN or an infinity; the state can be used on without it.
         """
         ...
 
@@ -195,8 +234,8 @@ class Engine(Protocol):
     def state_bytes(self, positions: int) -> dict[str, int]:
         """Return what the caches of one state of so many positions take, in bytes per class of cache.
 
-        The classes are "window", "compressor", "indexer" (the latter two: entries, in whole blocks) and "source";
-        their sum is the state.
+        The classes are "window", "compressor", "indexer" (the latter two: entries, in whole blocks), "source" and,
+        with a drafter, "drafter"; their sum is the state.
         """
         ...
 

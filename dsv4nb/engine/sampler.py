@@ -59,7 +59,7 @@ def choose(row: Row, config: SamplerConfig, position: int, stream: int = TARGET_
         assert stream == TARGET_STREAM, stream
         place = _place(log_weights, uniform(config.seed, position), "right")
         return int(ids[_at(row[ids], place)])
-    return _winner(ids, log_weights, row.shape[0], config.seed, position, stream)
+    return race(ids, log_weights, row.shape[0], config.seed, position, stream)
 
 
 def require_finite(best: np.float32) -> None:
@@ -149,8 +149,12 @@ def _place(log_weights: Weights, share: float, side: Literal["left", "right"]) -
     return place + min(further, len(weights) - 1)  # rounding may leave the sum short
 
 
-def _winner(ids: Ids, log_weights: Weights, vocab: int, seed: int, position: int, stream: int) -> int:
-    """The id that arrives first; of equals, the lowest."""
+def race(ids: Ids, log_weights: Weights, vocab: int, seed: int, position: int, stream: int) -> int:
+    """Return the id that arrives first; of equals, the lowest.
+
+    Args:
+        ids: ascending; log_weights: of each, float64, 0 for the largest.
+    """
     can_win = log_weights >= -_REACH
     if 4 * np.count_nonzero(can_win) < vocab:  # with more, `arrivals` draws for all anyway
         ids, log_weights = ids[can_win], log_weights[can_win]

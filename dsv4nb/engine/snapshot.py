@@ -7,7 +7,7 @@ the digest sees, by the same names; ring sizes and blocks do not show.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.engine.blocks import BlockTable, Pools
 from dsv4nb.engine.cache import ENTRY_BLOCK, VALUE_BYTES, Part, live_parts
+from dsv4nb.engine.rings import DraftRings
 from dsv4nb.engine.state import Buffer, CpuState, read_rows, write_rows
 from dsv4nb.errors import EngineError
 
@@ -64,10 +65,14 @@ def capture_state(state: CpuState) -> CpuSnapshot:
     return CpuSnapshot(state.config, state.pools, state.pos, parts)
 
 
-def restore_state(snapshot: CpuSnapshot) -> CpuState:
-    """Make a state that goes on from `snapshot`."""
-    state = CpuState(snapshot.config, snapshot.pools)
-    state.pos = snapshot.pos
+def restore_state(snapshot: CpuSnapshot, rings: DraftRings | None = None) -> CpuState:
+    """Make a state that goes on from `snapshot`.
+
+    Args:
+        rings: empty ones, for a snapshot with the drafter's rows.
+    """
+    state = CpuState(snapshot.config, snapshot.pools, rings)
+    _stand_at(state, snapshot.pos)
     for (part, buffer), (_, held) in zip(state.parts(), snapshot.parts, strict=True):
         if isinstance(buffer, BlockTable):
             assert isinstance(held, BlockTable), part
@@ -86,21 +91,38 @@ def dump_arrays(snapshot: CpuSnapshot) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def load_arrays(arrays: Mapping[str, npt.NDArray[Any]], pos: int, config: ModelConfig, pools: Pools) -> CpuSnapshot:
+def load_arrays(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    pos: int,
+    config: ModelConfig,
+    pools: Pools,
+    make_rings: Callable[[], DraftRings | None] = lambda: None,
+) -> CpuSnapshot:
     """Make a snapshot at `pos` of what `dump_arrays` returned, copying it.
+
+    Args:
+        make_rings: makes empty ones where the arrays have the drafter's rows.
 
     Raises:
         EngineError: as `Engine.load` says; nothing was allocated.
     """
-    _check(arrays, list(live_parts(config, pos)), pos)
-    state = CpuState(config, pools)
+    rings = make_rings()
+    _check(arrays, list(live_parts(config, pos, has_drafter=rings is not None)), pos)
+    state = CpuState(config, pools, rings)
     state.reserve(pos)
-    state.pos = pos
+    _stand_at(state, pos)
     for part, buffer in state.parts():
         write_rows(buffer, part, torch.from_numpy(np.array(arrays[part.name], order="C")))
     snapshot = capture_state(state)
     state.release()
     return snapshot
+
+
+def _stand_at(state: CpuState, pos: int) -> None:
+    """Put an empty state at a position whose rows are about to be written."""
+    state.pos = pos
+    if state.rings is not None:
+        state.rings.upto = pos
 
 
 def _check(arrays: Mapping[str, npt.NDArray[Any]], expected: list[Part], pos: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.engine.blocks import BlockPool, BlockTable, LayerPools, Pools
 from dsv4nb.engine.cache import CompressorShape, LayerShape, Part, layer_shape, live_parts
+from dsv4nb.engine.rings import DraftRings
 
 Buffer = Tensor | BlockTable  # a ring of rows by position, or entries
 
@@ -64,10 +65,12 @@ class CpuState:
         pos: committed positions.
         pending: rows of the last forward, provisional until `commit`.
         layers: the caches; none once the state is released.
+        rings: what the drafter looks at; None without one.
     """
 
-    def __init__(self, config: ModelConfig, pools: Pools | None = None) -> None:
+    def __init__(self, config: ModelConfig, pools: Pools | None = None, rings: DraftRings | None = None) -> None:
         self.config = config
+        self.rings = rings
         self.pools = pools or Pools(config)
         self.pos = 0
         self.pending = 0
@@ -81,7 +84,7 @@ class CpuState:
         """Give all caches back; idempotent."""
         for cache in self._compressors():
             cache.entries.release()
-        self.layers, self.pending = [], 0
+        self.layers, self.rings, self.pending = [], None, 0
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows from `pos` on.
@@ -105,7 +108,10 @@ class CpuState:
 
     def parts(self) -> Iterator[tuple[Part, Buffer]]:
         """Yield every buffer and which of its rows a later position can see, in a fixed order."""
-        yield from zip(live_parts(self.config, self.pos), self._buffers(), strict=True)
+        if self.rings is not None:
+            self.rings.catch_up(self.pos)
+        parts = live_parts(self.config, self.pos, has_drafter=self.rings is not None)
+        yield from zip(parts, self._buffers(), strict=True)
 
     def live(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every cached value that a later position can see, by name and in a fixed order."""
@@ -140,6 +146,8 @@ class CpuState:
             for cache in (layer.compressor, layer.indexer):
                 if cache is not None:
                     yield from (cache.entries, cache.source)
+        if self.rings is not None:
+            yield from self.rings.rows
 
 
 def read_rows(buffer: Buffer, part: Part) -> Tensor:

@@ -43,20 +43,20 @@ class Emission:
         """Where the reply departs from the format; complete after `finish`."""
         return self._splitter.anomalies
 
-    def accept(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> None:
-        """Take the ids of one round, in order.
+    def accept(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> int:
+        """Take the ids of one round, in order; return the place of the one that ended the reply, or how many there are.
 
         Args:
             logprobs: one per id, when they are reported.
         """
         for i, token in enumerate(ids):
             if self.stop_reason is not None:
-                return
+                return i
             if token in self._eos:
                 self.stop_reason = "stop"
                 # a stop id of the caller's cuts a call off; the model's own end completes it
                 self._is_complete = self._source.token_bytes(token) == EOS.encode()
-                return
+                return i
             self.ids.append(token)
             self._say(token, self._pieces(self._characters.feed((token,))), logprobs[i] if logprobs else None)
             self._tell_calls()
@@ -66,6 +66,9 @@ class Emission:
                 self.stop_reason = "tool_calls" if self._told_calls else "stop"
             elif len(self.ids) >= self._max_new:
                 self.stop_reason = "length"
+            if self.stop_reason is not None:
+                return i
+        return len(ids)
 
     def finish(self) -> None:
         """Release what was held back; a stop string that it completes is a stop, and so is a block without its end."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dsv4nb.engine.protocol import DecodeState, Engine, Row
+import numpy as np
+import numpy.typing as npt
+
+from dsv4nb.engine.protocol import ChooseDraft, DecodeState, Engine, Proposal, Row
 from dsv4nb.session.prefixes import Prefixes
 from dsv4nb.session.reuse import Decision, anchor_length
 
@@ -87,13 +90,33 @@ class Live:
         assert self._row is not None
         return self._row
 
+    @property
+    def room(self) -> int:
+        """Rows that fit behind the committed ones."""
+        return self._engine.max_seq - len(self.ids)
+
     def step(self, token: int) -> Row:
         """Commit `token`; return the row that predicts the one behind it."""
+        row: Row = self.verify((token,))[0]
+        self.commit((token,), row)
+        return row
+
+    def draft(self, pending: int, choose: ChooseDraft) -> Proposal:
+        """Draft what may follow `pending`, which stands at `pos`."""
         assert self._state is not None
-        self._row = self._engine.forward_rows(self._state, (token,))[0]
-        self._engine.commit(self._state, 1)
-        self.ids.append(token)
-        return self._row
+        return self._engine.draft(self._state, pending, choose)
+
+    def verify(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Run `tokens` from `pos` on without committing them: [T, V]."""
+        assert self._state is not None
+        return self._engine.forward_rows(self._state, tokens)
+
+    def commit(self, tokens: Sequence[int], row: Row) -> None:
+        """Keep the first of the rows that were run, those of `tokens`; `row` is the last one's."""
+        assert self._state is not None
+        self._engine.commit(self._state, len(tokens))
+        self.ids += tokens
+        self._row = row
 
     def keep(self) -> None:
         """The run ended well: later ones may go on from its end and from the marks on its way."""

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from dsv4nb import __version__
+from dsv4nb.config import SpecConfig
 from dsv4nb.encoding.grammar import Constraint
 from dsv4nb.errors import ReplayMismatch
 from dsv4nb.events import Recipe
@@ -24,6 +25,7 @@ def recipe_of(request: Request, ids: Sequence[int]) -> Recipe:
         prompt=request.prompt,
         max_new=request.max_new,
         config=request.config,
+        spec=request.spec,
         is_thinking=request.is_thinking,
         has_tools=request.has_tools,
         stops=request.stops,
@@ -54,12 +56,25 @@ def request_of(recipe: Recipe, limits: Limits) -> Request:
         prompt=recipe.prompt,
         max_new=recipe.max_new,
         config=recipe.config,
+        spec=_spec(recipe, limits),
         is_thinking=recipe.is_thinking,
         has_tools=recipe.has_tools,
         stops=recipe.stops,
         eos=frozenset(recipe.eos),
         constraint=None if recipe.constraint is None else Constraint.from_json(recipe.constraint),
         limits=limits,
+    )
+
+
+def _spec(recipe: Recipe, limits: Limits) -> SpecConfig | None:
+    """How to speculate: as told where there is a drafter; without one, plainly, if the ids are the same."""
+    if recipe.spec is None or limits.spec is not None:
+        return recipe.spec
+    if recipe.spec.mode == "exact" or recipe.config.is_greedy:
+        return None
+    raise ReplayMismatch(
+        f"the recipe was sampled with spec_mode='rejection', whose ids depend on the drafter: {limits.no_drafter}",
+        param="spec",
     )
 
 

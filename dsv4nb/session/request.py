@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Protocol
 
-from dsv4nb.config import SamplerConfig
+from dsv4nb.config import SamplerConfig, SpecConfig, parse_window
 from dsv4nb.encoding.constants import THINK_OPEN, Revision
 from dsv4nb.encoding.grammar import Constraint, compile_constraint, constraint_of
 from dsv4nb.encoding.policy import normalize, reasoning
@@ -66,6 +66,9 @@ class Options:
         stop: strings that end the content and are not part of it.
         stop_token_ids: ids that end the reply like its own end token.
         trust_text: let text of messages become control tokens.
+        spec: speculate; wherever the model has a drafter when None.
+        spec_mode, spec_proposal, spec_depth: see `SpecConfig`.
+        spec_window: off, auto, slot, (slot, tau) or (slot, tau, floor).
     """
 
     max_new: int | None = None
@@ -93,6 +96,11 @@ class Options:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     trust_text: bool = False
+    spec: bool | None = None
+    spec_mode: str | None = None
+    spec_proposal: str | None = None
+    spec_depth: int | None = None
+    spec_window: str | Sequence[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +108,8 @@ class Limits:
     """What a loaded model is, allows, and does when nothing is asked for.
 
     Attributes:
+        spec: how requests speculate that do not say; None without a drafter, and `no_drafter` says why.
+        block_size: drafts of a round at most.
         model, weights, arithmetic: name, fingerprint of the files and numeric contract, for recipes.
     """
 
@@ -107,6 +117,9 @@ class Limits:
     vocab_size: int
     revision: Revision
     sampler: SamplerConfig
+    spec: SpecConfig | None = None
+    no_drafter: str = "the checkpoint has no drafter"
+    block_size: int = 0
     model: str = ""
     weights: str = ""
     arithmetic: str = ""
@@ -122,6 +135,7 @@ class Request:
         has_tools: whether a block of calls in the reply is one.
         eos: ids that end the reply and are not part of it.
         logprobs: alternatives to report per token; None reports nothing.
+        spec: how it speculates, None on a plain route.
         constraint: the grammar that the reply keeps to.
         messages: the conversation that was rendered, () for a prompt given as ids.
         limits: of the model it was checked against.
@@ -136,6 +150,7 @@ class Request:
     stops: tuple[str, ...]
     eos: frozenset[int]
     logprobs: int | None = None
+    spec: SpecConfig | None = None
     constraint: Constraint | None = field(default=None, repr=False)
     messages: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     limits: Limits | None = field(default=None, repr=False)
@@ -144,7 +159,9 @@ class Request:
     @property
     def route(self) -> Route:
         """How its tokens are chosen."""
-        return "plain_greedy" if self.config.is_greedy else "plain_sampled"
+        if self.spec is None:
+            return "plain_greedy" if self.config.is_greedy else "plain_sampled"
+        return "spec_greedy" if self.config.is_greedy else "spec_sampled"
 
 
 def prepare(
@@ -164,6 +181,7 @@ def prepare(
     marks = [("called", time.monotonic())]
     config = sampler_config(options, limits.sampler)
     Processor(config, (), limits.vocab_size)  # refuses a bias of an id that there is not
+    spec = spec_config(options, config, limits)
     stops = _stops(options.stop)
     ends = _ids("stop_token_ids", options.stop_token_ids, limits.vocab_size)
     max_new = limits.max_seq if options.max_new is None else _integer("max_new", options.max_new, low=0)
@@ -203,6 +221,7 @@ def prepare(
         stops=stops,
         eos=frozenset({tokens.eos_id, *ends}),
         logprobs=logprobs,
+        spec=spec,
         constraint=rule,
         messages=tuple(rendered),
         limits=limits,
@@ -279,6 +298,41 @@ def sampler_config(options: Options, defaults: SamplerConfig) -> SamplerConfig:
     return replace(defaults, **given)
 
 
+def spec_config(options: Options, sampler: SamplerConfig, limits: Limits) -> SpecConfig | None:
+    """Return how a request speculates, None for a plain route.
+
+    Raises:
+        RequestError: a value is outside its range, or would have no effect.
+    """
+    wanted = None if options.spec is None else _flag("spec", options.spec)
+    given = [name for name in _SPEC if getattr(options, name) is not None]
+    if limits.spec is None and (wanted or given):
+        name = given[0] if given else "spec"
+        raise RequestError(f"{name} has nothing to act on: {limits.no_drafter}; leave it out", param=name)
+    if wanted is False and given:
+        raise RequestError(f"{given[0]} has no effect with spec=False; leave one of them out", param=given[0])
+    if limits.spec is None or wanted is False:
+        return None
+    asked: dict[str, Any] = {name.removeprefix("spec_"): getattr(options, name) for name in given}
+    if "window" in asked:
+        asked["window"], asked["tau"], asked["floor"] = parse_window(asked["window"])
+    config = replace(limits.spec, **asked)
+    if config.depth is not None and config.depth > limits.block_size + 1:
+        limit = f"1 to {limits.block_size + 1} rows: the pending token and {limits.block_size} drafts"
+        raise RequestError(f"spec_depth is {config.depth}; it must be {limit}", param="spec_depth")
+    if config.floor is not None and config.floor >= limits.block_size:
+        limit = f"0 to {limits.block_size - 1}; as many as the block has would switch the window off"
+        raise RequestError(f"the floor of spec_window is {config.floor}; it must be {limit}", param="spec_window")
+    if config.mode == "rejection" and sampler.sampler != "gumbel":
+        raise RequestError(
+            f"spec_mode='rejection' draws three times a position and sampler={sampler.sampler!r} can draw once; "
+            "use sampler='gumbel', or spec_mode='exact'",
+            param="spec_mode",
+        )
+    return config
+
+
+_SPEC = ("spec_mode", "spec_proposal", "spec_depth", "spec_window")
 _TEXTS = ("effort", "sampler", "penalty_scope")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 

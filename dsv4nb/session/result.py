@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsv4nb.events import Channel, Done, Event, Generation, Round, Token, TokenSnapshot, ToolCall
+from dsv4nb.events import Channel, Done, Event, Generation, Round, Rounds, Token, TokenSnapshot, ToolCall
 from dsv4nb.session.recipe import recipe_of
 from dsv4nb.session.request import Request
 
@@ -40,7 +40,7 @@ def generation_of(request: Request, events: Sequence[Event], problems: Sequence[
         tool_calls=calls,
         problems=tuple(problems),
         logprobs=tuple(event.logprob for event in said if event.logprob is not None),
-        rounds=tuple(event for event in events if isinstance(event, Round)),
+        rounds=Rounds(event for event in events if isinstance(event, Round)),
         recipe=recipe_of(request, snapshot.ids),
         messages=messages,
     )

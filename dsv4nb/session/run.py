@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import Cancelled, Engine
-from dsv4nb.events import Done, PromptProgress, PromptUsage, Reuse, Timings, TokenSnapshot
+from dsv4nb.engine.speculate import Speculator
+from dsv4nb.events import Done, PromptProgress, PromptUsage, Reuse, SpecUsage, Timings, TokenSnapshot
 from dsv4nb.session.choosing import Chooser
 from dsv4nb.session.emission import Emission
 from dsv4nb.session.journal import Journal
@@ -14,7 +15,8 @@ from dsv4nb.session.live import Live
 from dsv4nb.session.prefixes import Prefixes
 from dsv4nb.session.request import ChatTokens
 from dsv4nb.session.reuse import Decision
-from dsv4nb.session.timings import ENDED, FIRST_TOKEN, PREFILLED, STARTED
+from dsv4nb.session.speaking import Speaking
+from dsv4nb.session.timings import ENDED, PREFILLED, STARTED
 
 
 @dataclass(slots=True)
@@ -32,7 +34,14 @@ class Place:
         return f"{self.phase} at position {self.position}"
 
 
-def run(engine: Engine, tokens: ChatTokens, journal: Journal, place: Place, prefixes: Prefixes) -> Timings:
+def run(
+    engine: Engine,
+    tokens: ChatTokens,
+    journal: Journal,
+    place: Place,
+    prefixes: Prefixes,
+    speculator: Speculator | None = None,
+) -> Timings:
     """Run the request of `journal`, write its events, the last ones included, and return its timings.
 
     Cancelling takes effect before the next forward; what was said by then is kept. What the run computed can be gone
@@ -41,6 +50,7 @@ def run(engine: Engine, tokens: ChatTokens, journal: Journal, place: Place, pref
     Args:
         place: kept up to date.
         prefixes: of earlier runs; a request of a chat starts from them and adds to them.
+        speculator: what earlier runs know of the drafter; a new one when None.
     """
     request, marks = journal.request, journal.marks
     marks.mark(STARTED)
@@ -49,7 +59,9 @@ def run(engine: Engine, tokens: ChatTokens, journal: Journal, place: Place, pref
         reuse = _reuse(live.decision)
         journal.append(PromptUsage(n_prompt=len(request.prompt), n_cached=reuse.length, reuse=reuse))
         emission = Emission(request, tokens, journal.append)
-        _speak(live, emission, Chooser(request, tokens, engine.vocab_size), journal, place)
+        chooser = Chooser(request, tokens, engine.vocab_size)
+        speaking = Speaking(live, chooser, emission, journal, tokens, speculator or Speculator(engine))
+        _speak(speaking, live, emission, journal, place)
         emission.finish()
         if emission.ids or emission.stop_reason != "cancelled":
             live.keep()
@@ -67,15 +79,18 @@ def run(engine: Engine, tokens: ChatTokens, journal: Journal, place: Place, pref
         queue_s=timings.queue_s,
         elapsed_s=timings.prepare_s + time.monotonic() - journal.started_at,
         config=request.config,
-        route=request.route,
+        route=speaking.route,
         timings=timings,
+        spec=SpecUsage.of(speaking.rounds),
+        spec_config=request.spec if speaking.rounds else None,
+        spec_note=speaking.note,
         reuse=reuse,
     )
     journal.finish(TokenSnapshot(ids=tuple(emission.ids)), done)
     return timings
 
 
-def _speak(live: Live, emission: Emission, chooser: Chooser, journal: Journal, place: Place) -> None:
+def _speak(speaking: Speaking, live: Live, emission: Emission, journal: Journal, place: Place) -> None:
     """Read the prompt and make tokens until the reply ends or is cancelled."""
     total = len(journal.request.prompt)
 
@@ -88,15 +103,14 @@ def _speak(live: Live, emission: Emission, chooser: Chooser, journal: Journal, p
         row = live.begin(keep_at=journal.keep_at, should_stop=lambda: journal.is_cancelled, on_progress=moved)
         journal.marks.mark(PREFILLED)
         place.phase = "decode"
-        while not journal.is_cancelled:
+        if not journal.is_cancelled:
             place.move(live.pos)
-            pending, logprob = chooser.choose(row, live.pos)
-            journal.marks.mark(FIRST_TOKEN)
-            emission.accept((pending,), None if logprob is None else (logprob,))
+            speaking.first(row)
             journal.settle()
-            if emission.stop_reason is not None or journal.is_cancelled:
-                break
-            row = live.step(pending)
+        while emission.stop_reason is None and not journal.is_cancelled:
+            place.move(live.pos)
+            speaking.go_on()
+            journal.settle()
     except Cancelled:
         pass
     if emission.stop_reason is None:

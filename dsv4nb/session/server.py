@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dsv4nb.engine.protocol import Engine
+from dsv4nb.engine.speculate import Speculator
 from dsv4nb.errors import Dsv4Error, EngineDead, EngineError, ModelClosed, Overloaded
 from dsv4nb.events import Timings
 from dsv4nb.session.journal import Journal
@@ -53,6 +54,7 @@ class Server:
     def __init__(self, engine: Engine, tokens: ChatTokens, name: str, prefixes: Prefixes | None = None) -> None:
         self._engine, self._tokens, self._name = engine, tokens, name
         self.prefixes = prefixes or Prefixes()
+        self.speculator = Speculator(engine)
         self._queue: queue.SimpleQueue[Journal | Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[Journal, None] = {}  # queued or running, in order
         self._dead: EngineDead | None = None
@@ -161,7 +163,7 @@ class Server:
             if self._dead is not None:
                 raise EngineDead(str(self._dead))
             with brisk_switching():
-                self.timings = run(self._engine, self._tokens, journal, place, self.prefixes)
+                self.timings = run(self._engine, self._tokens, journal, place, self.prefixes, self.speculator)
         except BaseException as error:
             logger.debug("a run failed kind=%s", type(error).__name__, exc_info=error)
             _forget_frames(error)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dsv4nb.encoding.constants import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN, USER
 from dsv4nb.encoding.render import Segment
-from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, DecodeState, Prefilled, Snapshot
+from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot
 from dsv4nb.errors import EngineError
 
 _CONTROLS = (BOS, EOS, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE, DSML)
@@ -23,7 +23,7 @@ _BYTES = len(_CONTROLS)  # ids of the 256 bytes begin here
 _WORDS = _BYTES + 256
 _CONTROL = re.compile("|".join(map(re.escape, _CONTROLS)))
 _CALLS = (
-    *("new_state", "prefill", "chunks", "forward_rows", "commit"),
+    *("new_state", "prefill", "chunks", "forward_rows", "commit", "draft"),
     *("capture", "restore", "release", "dump", "load", "close"),
 )
 _WORD = re.compile(r"\s*\S+|\s+")
@@ -160,8 +160,12 @@ class FakeEngine:
         chunk: prompt tokens per chunk, each of which takes `chunk_delay_s`.
         faults: what the decode forward with this number raises, counted over all sequences from 0.
         prefill_faults: what the prefill with this number raises, likewise.
-        on_step: called with "prefill", "chunk", "forward_rows", "capture", "restore" (with the new sequence), "load"
-            (with an empty one) when one begins, on the thread that runs it; what it raises is a fault of that step.
+        drafts: says what is drafted behind committed ids and the pending one; None is an engine without a drafter.
+        block_size: of its drafts at most.
+        conf_logits: of every block, as long as its drafts.
+        on_step: called with "prefill", "chunk", "forward_rows", "draft", "capture", "restore" (with the new
+            sequence), "load" (with an empty one) when one begins, on the thread that runs it; what it raises is a
+            fault of that step.
 
     Attributes:
         calls: how often each method was called; "chunks" counts chunks.
@@ -183,11 +187,15 @@ class FakeEngine:
         prefill_faults: Mapping[int, BaseException] | None = None,
         on_step: Callable[[str, FakeState], None] | None = None,
         next_id: Callable[[tuple[int, ...]], int] | None = None,
+        drafts: Callable[[tuple[int, ...]], Sequence[int]] | None = None,
+        block_size: int = 5,
+        conf_logits: Sequence[float] = (),
     ) -> None:
         self._scripts, self._said, self._next_id = scripts or ((),), 0, next_id
         self._eos, self._vocab_size, self._max_seq = eos, vocab_size, max_seq
         self._delay_s, self._chunk, self._chunk_delay_s = delay_s, chunk, chunk_delay_s
         self._faults, self._prefill_faults = dict(faults or {}), dict(prefill_faults or {})
+        self._drafts, self._block_size, self._conf_logits = drafts, block_size, tuple(conf_logits)
         self._on_step = on_step or (lambda step, state: None)
         self.calls = dict.fromkeys(_CALLS, 0)
         self.intervals: list[tuple[float, float]] = []
@@ -203,6 +211,25 @@ class FakeEngine:
     @property
     def max_seq(self) -> int:
         return self._max_seq
+
+    @property
+    def block_size(self) -> int:
+        return 0 if self._drafts is None else self._block_size
+
+    def draft(self, state: DecodeState, pending: int, choose: ChooseDraft) -> Proposal:
+        """Return what `drafts` says, through rows whose best ids they are."""
+        own = self._own(state)
+        self._begin(own, "draft", {})
+        if self._drafts is None:
+            raise EngineError("the engine has no drafter", param="drafter")
+        ids: list[int] = []
+        rows = []
+        for slot, token in enumerate(list(self._drafts((*own.ledger, pending)))[: self._block_size]):
+            row = np.zeros(self._vocab_size, np.float32)
+            row[token] = 60.0
+            ids.append(choose(row, slot, ids))
+            rows.append(row)
+        return Proposal(ids=tuple(ids), conf_logits=self._conf_logits[: len(ids)], rows=tuple(rows))
 
     def new_state(self) -> FakeState:
         """Make an empty sequence with the next script."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsv4nb.config import SamplerConfig
+from dsv4nb.config import SamplerConfig, SpecConfig
 from dsv4nb.info import Capabilities, LoadInfo
 from dsv4nb.model import Model, Parts
 from dsv4nb.session.limits import room
@@ -46,6 +46,8 @@ def fake_model(
         vocab_size=tokens.vocab_size,
         revision="v0731",
         sampler=SamplerConfig(),
+        spec=SpecConfig() if engine.block_size else None,
+        block_size=engine.block_size,
         model=name,
         weights="a script",
         arithmetic="none",

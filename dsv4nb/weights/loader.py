@@ -1,6 +1,6 @@
-"""Checkpoint → weights: reads every trunk tensor once, dequantises it and lays it out.
+"""Checkpoint → weights: reads every tensor once, dequantises it and lays it out.
 
-The drafter's tensors are left on disk.
+A NextN block is left on disk, and a DSpark drafter where it is not wanted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.checkpoint.config import DSPARK_STAGES, LayerKind, ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.errors import CheckpointError, NotEnoughMemory
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8, unpack_nvfp4
@@ -21,6 +21,7 @@ from dsv4nb.weights.reader import Reader
 from dsv4nb.weights.store import (
     AttentionWeights,
     CompressorWeights,
+    DraftWeights,
     ExpertWeights,
     HyperWeights,
     IndexerWeights,
@@ -38,12 +39,16 @@ def load_weights(
     checkpoint: Checkpoint,
     *,
     device: torch.device | str = "cpu",
+    drafter: bool = True,
     on_progress: Progress | None = None,
     memory_bytes: int | None = None,
 ) -> Weights:
-    """Read the trunk of `checkpoint` as float32.
+    """Read the trunk of `checkpoint` as float32, and its DSpark drafter.
+
+    A drafter with a tensor that is not finite is not kept: its drafts would be noise. `draft_fault` names the tensor.
 
     Args:
+        drafter: read the drafter where there is one.
         device: where the tensors go.
         on_progress: called with (bytes read, bytes in all) after each layer.
         memory_bytes: what the weights may take; the machine's memory when None.
@@ -62,40 +67,50 @@ def load_weights(
     if (needed := 4 * checkpoint.n_weights) > room:
         raise NotEnoughMemory(checkpoint.name, needed, room)
     try:
-        return _load(checkpoint, torch.device(device), on_progress)
+        return _load(checkpoint, torch.device(device), drafter and checkpoint.drafter == "dspark", on_progress)
     except BaseException as error:
         # a notebook keeps the last traceback, and its frames would keep the tensors read so far
         traceback.clear_frames(error.__traceback__)
         raise
 
 
-def _load(checkpoint: Checkpoint, device: torch.device, on_progress: Progress | None) -> Weights:
+def _load(checkpoint: Checkpoint, device: torch.device, has_drafter: bool, on_progress: Progress | None) -> Weights:
     config = checkpoint.config
-    entries = {name: entry for name, entry in checkpoint.entries.items() if not name.startswith("mtp.")}
+    entries = {name: entry for name, entry in checkpoint.entries.items() if has_drafter or not name.startswith("mtp.")}
     in_all = sum(entry.nbytes for entry in entries.values())
     layers = []
     with torch.inference_mode(), Reader(entries) as reader:
         source = _Source(reader, device)
         embed, head = source.plain("embed.weight"), source.plain("head.weight")
-        hyper_head = HyperWeights(
-            fn=source.plain("hc_head_fn"),
-            scale=source.plain("hc_head_scale"),
-            base=source.plain("hc_head_base"),
-            norm=source.plain("norm.weight"),
-        )
+        hyper_head = _hyper_head(source, "")
         for layer in range(config.num_hidden_layers):
-            layers.append(_layer(source, config, layer))
+            layers.append(_layer(source, config, f"layers.{layer}.", config.kind(layer), config.compress_ratios[layer]))
             if on_progress is not None:
                 on_progress(reader.bytes_read, in_all)
-    return Weights(embed=embed, layers=tuple(layers), hyper_head=hyper_head, head=head)
+        draft, fault = None, ""
+        if has_drafter:
+            source.not_finite = ""
+            draft = _drafter(source, config)
+            if source.not_finite:
+                draft, fault = None, f"{source.not_finite} is not finite"
+            if on_progress is not None:
+                on_progress(reader.bytes_read, in_all)
+    return Weights(
+        embed=embed, layers=tuple(layers), hyper_head=hyper_head, head=head, drafter=draft, draft_fault=fault
+    )
 
 
 class _Source:
-    """Tensors by name, dequantised and on the device."""
+    """Tensors by name, dequantised and on the device.
+
+    Attributes:
+        not_finite: the first tensor read that holds a NaN or an infinity, "" while there is none.
+    """
 
     def __init__(self, reader: Reader, device: torch.device) -> None:
         self._reader = reader
         self._device = device
+        self.not_finite = ""
 
     def __contains__(self, name: str) -> bool:
         return name in self._reader
@@ -103,16 +118,26 @@ class _Source:
     def plain(self, name: str) -> Tensor:
         """Return a tensor that is stored as numbers: float32, tables int64."""
         value = self._reader.read(name)
-        return value.to(self._device, torch.float32 if value.is_floating_point() else value.dtype)
+        if value.is_floating_point():
+            value = value.to(self._device, torch.float32)
+            self._look_at(name, value)
+        return value.to(self._device)
 
     def matrix(self, *names: str) -> Matrix:
         """Return the projections `names` (without ".weight") under each other."""
         parts = [self._decode(name) for name in names]
+        for name, (weight, _) in zip(names, parts, strict=True):
+            self._look_at(f"{name}.weight", weight)
         kinds = {is_fp8 for _, is_fp8 in parts}
         if len(kinds) > 1:
             raise CheckpointError(f"{' and '.join(names)} are stored in different formats", param=names[0])
         weight = torch.cat([weight for weight, _ in parts]) if len(parts) > 1 else parts[0][0]
         return Matrix(weight=weight.to(self._device), is_fp8=kinds.pop())
+
+    def _look_at(self, name: str, value: Tensor) -> None:
+        # a sum is finite unless an element is not, or the elements are such as no network has
+        if not self.not_finite and not bool(value.sum().isfinite()):
+            self.not_finite = name
 
     def _decode(self, name: str) -> tuple[Tensor, bool]:
         weight = self._reader.read(f"{name}.weight")
@@ -128,11 +153,31 @@ class _Source:
             raise CheckpointError(f"{name}.weight cannot be read: {error}", param=f"{name}.weight") from error
 
 
-def _layer(source: _Source, config: ModelConfig, layer: int) -> LayerWeights:
-    name = f"layers.{layer}."
-    ratio = config.compress_ratios[layer]
+def _drafter(source: _Source, config: ModelConfig) -> DraftWeights:
+    last = f"mtp.{DSPARK_STAGES - 1}."
+    return DraftWeights(
+        main=source.matrix("mtp.0.main_proj"),
+        main_norm=source.plain("mtp.0.main_norm.weight"),
+        stages=tuple(_layer(source, config, f"mtp.{stage}.", "swa", 0) for stage in range(DSPARK_STAGES)),
+        hyper_head=_hyper_head(source, last),
+        markov_in=source.plain(f"{last}markov_head.markov_w1.weight"),
+        markov_out=source.plain(f"{last}markov_head.markov_w2.weight"),
+        confidence=source.plain(f"{last}confidence_head.proj.weight")[0],
+    )
+
+
+def _hyper_head(source: _Source, name: str) -> HyperWeights:
+    return HyperWeights(
+        fn=source.plain(f"{name}hc_head_fn"),
+        scale=source.plain(f"{name}hc_head_scale"),
+        base=source.plain(f"{name}hc_head_base"),
+        norm=source.plain(f"{name}norm.weight"),
+    )
+
+
+def _layer(source: _Source, config: ModelConfig, name: str, kind: LayerKind, ratio: int) -> LayerWeights:
     return LayerWeights(
-        kind=config.kind(layer),
+        kind=kind,
         ratio=ratio,
         hyper_attention=_hyper(source, config, f"{name}hc_attn", f"{name}attn_norm.weight"),
         attention=_attention(source, config, f"{name}attn.", ratio),

@@ -132,18 +132,42 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftWeights:
+    """The DSpark drafter; embedding and head are the trunk's. K is the number of tapped layers, r the Markov rank.
+
+    Attributes:
+        main: [D, K·D], and main_norm: [D]: the taps of a position to what its context rows are made of.
+        stages: layers without a compressor.
+        hyper_head: the collapse after the last stage, and the norm in front of the head.
+        markov_in, markov_out: [V, r], a token to its row and back to a bias of the next one's logits.
+        confidence: [D + r].
+    """
+
+    main: Matrix
+    main_norm: Tensor
+    stages: tuple[LayerWeights, ...]
+    hyper_head: HyperWeights
+    markov_in: Tensor
+    markov_out: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The trunk.
+    """The trunk, and the drafter where it was loaded.
 
     Attributes:
         embed: [V, D]; head: [V, D].
         hyper_head: the last collapse and the final norm.
+        draft_fault: why a drafter that the checkpoint has is not there, "" when nothing is wrong with it.
     """
 
     embed: Tensor
     layers: tuple[LayerWeights, ...]
     hyper_head: HyperWeights
     head: Tensor
+    drafter: DraftWeights | None = None
+    draft_fault: str = ""
 
     @property
     def resident_bytes(self) -> int:

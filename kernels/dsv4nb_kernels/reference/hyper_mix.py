@@ -78,8 +78,15 @@ def hyper_head(
     Args:
         fn: [HC, HC·D]; scale: [1]; base: [HC]; norm: [D], the final norm weight.
     """
+    return rms_norm(hyper_collapse(stream, fn, scale, base, hc_eps=hc_eps, norm_eps=norm_eps), norm, norm_eps)
+
+
+def hyper_collapse(
+    stream: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, hc_eps: float, norm_eps: float
+) -> Tensor:
+    """Collapse as `hyper_head` does, without the norm: [R, HC, D] -> [R, D]."""
     pre = torch.sigmoid(_mixes(stream, fn, norm_eps) * scale + base) + hc_eps
-    return rms_norm(_collapse(stream, pre), norm, norm_eps)
+    return _collapse(stream, pre)
 
 
 def _mixes(stream: Tensor, fn: Tensor, eps: float) -> Tensor:
