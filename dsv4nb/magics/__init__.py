@@ -10,8 +10,9 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.display import display
 
 from dsv4nb.errors import CheckpointError, EncodingError, ModelClosed, NotEnoughMemory, RequestError
-from dsv4nb.magics.arguments import HelpAsked, cell_parser
+from dsv4nb.magics.arguments import HelpAsked, cell_parser, given
 from dsv4nb.magics.line import Shelf
+from dsv4nb.magics.options import CELL
 
 
 @magics_class
@@ -21,20 +22,22 @@ class Dsv4Magics(Magics):
     def __init__(self, shell: InteractiveShell, **options: Any) -> None:
         super().__init__(shell, **options)
         self._names = shell.user_ns
-        self._shelf = Shelf(shell.user_ns, _load)
+        self._shelf = Shelf(shell.user_ns, _load, replaces=self._is_kernel)
 
     @no_var_expand  # braces in a prompt are text
     @line_cell_magic
     def dsv4(self, line: str, cell: str | None = None) -> None:
         """Load a model, or ask it the text of a cell.
 
-        %dsv4 load PATH [--as NAME] [--max-seq N]
+        %dsv4 load PATH [--as NAME] [--max-seq N] [--no-drafter] …
         %dsv4 unload [NAME]
         %dsv4 status
-        %%dsv4 [--model NAME] [--as NAME] [--temperature T] [--top-p P] [--max-new N] [--seed N] [--thinking]
-               [--system TEXT] [--no-stream]
+        %dsv4 caps | spec | cache | queue | timings [NAME]
+        %dsv4 doctor [NAME] [--seconds N]
+        %%dsv4 [--model NAME] [--as NAME] [--temperature T] [--max-new N] [--seed N] [--thinking] [--no-stream] …
 
-        The result of a cell is kept in `_dsv4`. A kernel interrupt stops the reply and keeps its text.
+        Every one of them tells all its options with --help. The result of a cell is kept in `_dsv4`. A kernel
+        interrupt stops the reply and keeps its text.
         """
         try:
             if cell is None:
@@ -49,19 +52,22 @@ class Dsv4Magics(Magics):
             raise UsageError(str(refused)) from None
 
     def _ask(self, line: str, cell: str) -> None:
-        from dsv4nb.magics.cell import CellScreen, Interrupted, Screen, TerminalScreen, follow, options
+        from dsv4nb.magics.cell import CellScreen, Interrupted, Screen, TerminalScreen, follow
 
         args = cell_parser().parse(line)
         model = self._shelf.find(args.model)
-        ticket = model.submit(cell.strip(), **options(args))
+        ticket = model.submit(cell.strip(), **given(args, CELL))
         is_live = not args.no_stream
-        is_kernel = hasattr(self.shell, "kernel")
-        screen: Screen = CellScreen(is_live=is_live) if is_kernel else TerminalScreen(is_live=is_live)
+        screen: Screen = CellScreen(is_live=is_live) if self._is_kernel() else TerminalScreen(is_live=is_live)
         result, is_interrupted = follow(ticket, screen)
         for name in filter(None, ("_dsv4", args.name)):
             self._names[name] = result
         if is_interrupted:
-            raise Interrupted()
+            raise Interrupted("Stopped. The text so far is in _dsv4.")
+
+    def _is_kernel(self) -> bool:
+        """Whether outputs can be replaced."""
+        return hasattr(self.shell, "kernel")
 
 
 def _load(path: str, **options: Any) -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
-from dsv4nb.events import Event, Failed, Token
+from dsv4nb.events import Done, Event, Failed, Round, Token
+from dsv4nb.rounds import SpecTotals
 from dsv4nb.stream.transcript import Entry, Transcript, entry_from_events
 
 UPDATE_S = 0.1  # each update carries the whole reply; ten a second read as a stream
@@ -27,10 +27,10 @@ class Ticket(Protocol):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The person interrupted the kernel; the reply was kept. Cells that were to run next do not run."""
+    """The person interrupted the kernel, and the message says what is left. Cells that were to run next do not run."""
 
     def _render_traceback_(self) -> list[str]:
-        return ["Stopped. The text so far is in _dsv4."]
+        return [str(self)]
 
 
 class Screen(Protocol):
@@ -96,19 +96,6 @@ class TerminalScreen:
         sys.stdout.flush()
 
 
-def options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given on the line, by the names that Python uses."""
-    given = {
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "max_new": args.max_new,
-        "seed": args.seed,
-        "system": args.system,
-        "thinking": True if args.thinking else None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def follow(ticket: Ticket, screen: Screen) -> tuple[Any, bool]:
     """Show a run until it ends.
 
@@ -141,7 +128,31 @@ def _finished(events: Sequence[Event]) -> Entry:
     if isinstance(last, Failed):
         return replace(entry, error=last.message)
     done: Any = last
-    return replace(entry, stop_reason=done.stop_reason, n_tokens=done.n_tokens, seconds=done.elapsed_s)
+    told = _Footed(**{f.name: getattr(entry, f.name) for f in fields(entry)}, footer=_route(done, events))
+    return replace(told, stop_reason=done.stop_reason, n_tokens=done.n_tokens, seconds=done.elapsed_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Footed(Entry):
+    """A reply with something to say behind its pace."""
+
+    footer: str = ""
+
+    @property
+    def pace(self) -> str:
+        return " · ".join(filter(None, (super().pace, self.footer)))
+
+
+def _route(done: Done, events: Sequence[Event]) -> str:
+    """How a reply was speculated, or why it was not; "" for one that was to be plain."""
+    if done.spec is None:
+        return done.spec_note
+    length = SpecTotals.of([event for event in events if isinstance(event, Round)]).mean_acceptance_length
+    is_rejection = done.spec_config is not None and done.spec_config.mode == "rejection"
+    told = ["speculated by rejection" if is_rejection else "speculated"]
+    told += [] if length is None else [f"τ {length:.2f}"]
+    told += [f"then {done.spec_note}"] if done.spec_note else []
+    return ", ".join(told)
 
 
 def _transcript(entry: Entry) -> Transcript:

@@ -1,8 +1,8 @@
-"""`%dsv4 load | unload | status | caps | timings`: models as variables of the notebook."""
+"""`%dsv4 load | unload | status | …`: models as variables of the notebook, and what they tell of themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from dsv4nb.events import Timings
-from dsv4nb.magics.arguments import about_parser, load_parser, status_parser, unload_parser
+from dsv4nb.magics.arguments import about_parser, doctor_parser, given, load_parser, status_parser, unload_parser
+from dsv4nb.magics.options import LOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class Loaded:
 
     name: str
     path: str
-    max_seq: int | None
+    options: Mapping[str, Any]
     model: Any
 
 
@@ -59,17 +60,39 @@ class Timeline:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """The requests that have not ended, in the order in which they run."""
+
+    waiting: Sequence[Any]
+
+    def __repr__(self) -> str:
+        if not self.waiting:
+            return "no request is waiting or running"
+        lines = [f"{'state':<10}{'prompt':>8}{'since':>10}"]
+        lines += [f"{one.state:<10}{one.n_prompt:>8,}{one.waited_s:>8.1f} s" for one in self.waiting]
+        return "\n".join(lines)
+
+
 class Shelf:
     """The loaded models of one notebook, by the variable that holds them.
 
     Args:
         names: the notebook's variables.
         load: makes a model from a path.
+        replaces: whether what is shown can be replaced, as in a notebook's cell.
     """
 
-    def __init__(self, names: MutableMapping[str, Any], load: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        names: MutableMapping[str, Any],
+        load: Callable[..., Any],
+        *,
+        replaces: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._names = names
         self._load_model = load
+        self._replaces = replaces
         self._loaded: dict[str, Loaded] = {}
 
     def obey(self, line: str) -> object:
@@ -79,7 +102,11 @@ class Shelf:
             "unload": self._unload,
             "status": self._status,
             "caps": self._caps,
+            "spec": self._spec,
+            "cache": self._cache,
+            "queue": self._queue,
             "timings": self._timings,
+            "doctor": self._doctor,
         }
         word, _, rest = line.strip().partition(" ")
         if word in commands:
@@ -115,19 +142,19 @@ class Shelf:
 
     def _load(self, rest: str) -> object:
         args = load_parser().parse(rest)
+        options = given(args, LOAD)
         for loaded in self._present():
             if loaded.name != args.name:
                 continue
-            if (loaded.path, loaded.max_seq) == (args.path, args.max_seq):
+            if (loaded.path, loaded.options) == (args.path, options):
                 return loaded.model.info  # a cell that is run again loads nothing twice
             raise UsageError(
                 f"%dsv4 load: {args.name!r} already holds {loaded.path}; "
                 f"%dsv4 unload {args.name} frees it, --as NAME takes another variable."
             )
-        options = {} if args.max_seq is None else {"max_seq": args.max_seq}
         model = self._load_model(args.path, **options)
         self._names[args.name] = model
-        self._loaded[args.name] = Loaded(name=args.name, path=args.path, max_seq=args.max_seq, model=model)
+        self._loaded[args.name] = Loaded(name=args.name, path=args.path, options=options, model=model)
         return model.info
 
     def _unload(self, rest: str) -> object:
@@ -148,11 +175,43 @@ class Shelf:
         return None
 
     def _caps(self, rest: str) -> object:
-        return self.find(about_parser("caps", "Tell what requests may ask for.").parse(rest).name, "%dsv4 caps").caps
+        return self._about("caps", "Tell what requests may ask for.", rest).caps
+
+    def _spec(self, rest: str) -> object:
+        return self._about("spec", "Tell how a model speculates, and what that costs.", rest).spec
+
+    def _cache(self, rest: str) -> object:
+        return self._about("cache", "Tell what is known of earlier runs.", rest).cache.stats()
+
+    def _queue(self, rest: str) -> Queue:
+        return Queue(waiting=tuple(self._about("queue", "List the requests that have not ended.", rest).queue))
 
     def _timings(self, rest: str) -> Timeline:
-        name = about_parser("timings", "Show when what happened in the last request.").parse(rest).name
-        return Timeline(timings=self.find(name, "%dsv4 timings").timings)
+        return Timeline(timings=self._about("timings", "Show when what happened in the last request.", rest).timings)
+
+    def _about(self, command: str, description: str, rest: str) -> Any:
+        """Return the model that a command is about."""
+        return self.find(about_parser(command, description).parse(rest).name, f"%dsv4 {command}")
+
+    def _doctor(self, rest: str) -> object:
+        """Return the report; where it can be replaced it is shown as it grows, and nothing is returned."""
+        args = doctor_parser().parse(rest)
+        model = self.find(args.name, "%dsv4 doctor")
+        from dsv4nb.doctor import SECONDS, Report, examine
+        from dsv4nb.magics.cell import Interrupted
+        from dsv4nb.stream.output import Output
+
+        output = Output({"text/plain": "…"}) if self._replaces() else None
+
+        def show(report: Report) -> None:
+            if output is not None:
+                output.update({"text/plain": str(report), "text/html": report._repr_html_()})
+
+        try:
+            report = examine(model, seconds=SECONDS if args.seconds is None else args.seconds, on_check=show)
+        except KeyboardInterrupt:
+            raise Interrupted("Stopped; the model can be used on.") from None
+        return report if output is None else None
 
     def _status(self, rest: str) -> Status:
         status_parser().parse(rest)

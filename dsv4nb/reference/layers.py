@@ -244,13 +244,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        config, hand_over = self.config, self.mode.hand_over
+        config = self.config
         positions = torch.arange(x.shape[1], device=x.device)
         freq = frequencies(config, compressed=self.ratio > 0, device=x.device)
         latent = self.q_norm(self.wq_a(x))
-        query = self.wq_b(latent).unflatten(-1, (config.num_attention_heads, config.head_dim))
-        query = hand_over(rotate(self._normalize_heads(query), positions, freq))
-        rows = self._cached(hand_over(rotate(self.kv_norm(self.wkv(x)), positions, freq)))
+        query, rows = self._query(latent, positions, freq), self._rows(x, positions, freq)
         if self.compressor is None:
             out = self._attend(query, rows, None, None)
         else:
@@ -266,6 +264,20 @@ class Attention(nn.Module):
                     )
             self._record(entries, score, keep)
             out = self._attend(query, rows, entries, keep, score)
+        return self._output(out, positions, freq)
+
+    def _query(self, latent: Tensor, positions: Tensor, freq: Tensor) -> Tensor:
+        """[B, T, q_lora_rank] -> rotated heads [B, T, H, hd]."""
+        query = self.wq_b(latent).unflatten(-1, (self.config.num_attention_heads, self.config.head_dim))
+        return self.mode.hand_over(rotate(self._normalize_heads(query), positions, freq))
+
+    def _rows(self, x: Tensor, positions: Tensor, freq: Tensor) -> Tensor:
+        """[B, T, D] -> key/value rows as the cache holds them, [B, T, hd]."""
+        return self._cached(self.mode.hand_over(rotate(self.kv_norm(self.wkv(x)), positions, freq)))
+
+    def _output(self, out: Tensor, positions: Tensor, freq: Tensor) -> Tensor:
+        """Rotate back and project: [B, T, H, hd] -> [B, T, D]."""
+        config, hand_over = self.config, self.mode.hand_over
         out = hand_over(rotate(out, positions, freq, inverse=True))
         grouped = out.flatten(2).unflatten(-1, (config.o_groups, -1))
         down = self.wo_a.effective().unflatten(0, (config.o_groups, config.o_lora_rank))

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as float32 under official names, for the whole-sequence network."""
+"""A checkpoint's tensors as float32 under official names, for the whole-sequence networks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.contract import Contract
+from dsv4nb.reference.drafter import DrafterNetwork
 from dsv4nb.reference.network import Network
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8
 from dsv4nb.weights.reader import Reader
@@ -22,10 +23,26 @@ def load_network(checkpoint: Checkpoint, contract: Contract | None = None) -> Ne
         CheckpointError: a tensor has a format this network does not read (NVFP4).
     """
     network = Network(checkpoint.config, contract or checkpoint.contract)
-    with Reader(checkpoint.entries) as reader:
-        names = [n for n in checkpoint.entries if not n.startswith("mtp.") and not n.endswith(".scale")]
-        network.load_official({name: _float32(reader, name) for name in names})
+    network.load_official(official_tensors(checkpoint, is_drafter=False))
     return network.requires_grad_(False).eval()
+
+
+def load_drafter(checkpoint: Checkpoint, trunk: Network, contract: Contract | None = None) -> DrafterNetwork:
+    """Build the DSpark drafter of `checkpoint` beside its `trunk`, with frozen parameters; as `load_network`."""
+    drafter = DrafterNetwork(trunk, contract or checkpoint.contract)
+    drafter.load_official(official_tensors(checkpoint, is_drafter=True))
+    return drafter.requires_grad_(False).eval()
+
+
+def official_tensors(checkpoint: Checkpoint, *, is_drafter: bool) -> dict[str, Tensor]:
+    """Read the trunk's tensors, or the drafter's, dequantised.
+
+    Raises:
+        CheckpointError: as `load_network`.
+    """
+    names = [n for n in checkpoint.entries if n.startswith("mtp.") == is_drafter and not n.endswith(".scale")]
+    with Reader(checkpoint.entries) as reader:
+        return {name: _float32(reader, name) for name in names}
 
 
 def _float32(reader: Reader, name: str) -> Tensor:

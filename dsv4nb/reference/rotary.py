@@ -37,15 +37,16 @@ def rotate(x: Tensor, positions: Tensor, freq: Tensor, *, inverse: bool = False)
     """Rotate the trailing pairs of `x` by position.
 
     Args:
-        x: [..., T, (heads,) d] where `positions` is [T]; heads are present when x has one more axis.
+        x: [B, T, d] or [B, T, heads, d].
+        positions: [T], or [B, T] where the rows of a batch have their own.
         freq: [rd / 2]; pairs are neighbours (2i, 2i + 1) of the last rd values.
     """
-    angle = positions.float()[:, None] * freq
+    angle = positions.float()[..., None] * freq
     cos, sin = angle.cos(), angle.sin()
     if inverse:
         sin = -sin
-    if x.ndim == 4:  # [B, T, heads, d]
-        cos, sin = cos[:, None], sin[:, None]
+    if x.ndim == 4:
+        cos, sin = cos[..., None, :], sin[..., None, :]
     head, tail = x[..., : -2 * freq.numel()], x[..., -2 * freq.numel() :]
     even, odd = tail[..., 0::2], tail[..., 1::2]
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)

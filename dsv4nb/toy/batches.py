@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -111,10 +111,15 @@ class Encoder:
 
 
 class Batches(IterableDataset[Batch]):
-    """Endless batches; worker w of n makes batches w, w + n, … of the same sequence of buckets."""
+    """Endless batches; worker w of n makes batches w, w + n, … of the same sequence of buckets.
 
-    def __init__(self, tokenizer_path: str, seed: int) -> None:
+    Args:
+        shrink: divides the rows of every batch, for a machine without a GPU.
+    """
+
+    def __init__(self, tokenizer_path: str, seed: int, shrink: int = 1) -> None:
         self._path, self._seed = tokenizer_path, seed
+        self._buckets = [replace(b, rows=max(1, b.rows // shrink)) for b in BUCKETS]
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
@@ -124,7 +129,7 @@ class Batches(IterableDataset[Batch]):
         while True:
             # one generator per batch: the sequence does not depend on the number of workers
             rng = random.Random(f"{self._seed}/{index}")
-            bucket = rng.choices(BUCKETS, [b.share for b in BUCKETS])[0]
+            bucket = rng.choices(self._buckets, [b.share for b in self._buckets])[0]
             yield make_batch(bucket, encoder, rng)
             index += stride
 

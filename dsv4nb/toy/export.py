@@ -10,11 +10,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dsv4nb.toy.shape import HF, inference_config
+from dsv4nb.checkpoint.names import parse_name
+from dsv4nb.toy.shape import hf_config, inference_config
 from dsv4nb.weights.packing import pack_fp4, pack_fp8, unpack_fp4, unpack_fp8
 
-_FP8_LEAVES = {"wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3"}
-_BF16_LEAVES = {"weights_proj", "gate", "embed", "head", "norm", "attn_norm", "ffn_norm", "q_norm", "kv_norm", "wgate"}
+_FP8_LEAVES = {"wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3", "main_proj"}
+_BF16_LEAVES = {
+    "weights_proj", "gate", "embed", "head", "norm", "attn_norm", "ffn_norm", "q_norm", "kv_norm", "wgate",
+    "main_norm", "markov_w1", "markov_w2", "proj",
+}  # fmt: skip
 
 
 def pack(name: str, value: Tensor) -> dict[str, Tensor]:
@@ -46,22 +50,34 @@ def write_checkpoint(folder: Path, parameters: Mapping[str, Tensor], tokenizer_j
     Args:
         parameters: official names, float32 master values; they are rounded to their disk formats here.
     """
-    (folder / "inference").mkdir(parents=True, exist_ok=True)
+    return write_packed(folder, pack_all(parameters), tokenizer_json)
+
+
+def pack_all(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on disk of all parameters."""
     packed: dict[str, Tensor] = {}
     for name in sorted(parameters):
         packed |= pack(name, parameters[name])
-    shards = {
-        "model-00001-of-00002.safetensors": {k: v for k, v in packed.items() if k.startswith("layers.")},
-        "model-00002-of-00002.safetensors": {k: v for k, v in packed.items() if not k.startswith("layers.")},
-    }
-    for file, tensors in shards.items():
-        save_file({k: v.contiguous() for k, v in tensors.items()}, folder / file, metadata={"format": "pt"})
+    return packed
+
+
+def write_packed(folder: Path, packed: Mapping[str, Tensor], tokenizer_json: str) -> int:
+    """Write a checkpoint of tensors in their disk formats; as `write_checkpoint`. A drafter is one with `mtp.*`."""
+    (folder / "inference").mkdir(parents=True, exist_ok=True)
+    groups: dict[str, dict[str, Tensor]] = {"layers": {}, "top": {}, "mtp": {}}
+    for name, tensor in packed.items():
+        groups[parse_name(name).stack][name] = tensor.contiguous()
+    shards = [tensors for tensors in groups.values() if tensors]
+    weight_map: dict[str, str] = {}
+    for number, tensors in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
     total = sum(t.numel() * t.element_size() for t in packed.values())
-    weight_map = {k: file for file, tensors in shards.items() for k in tensors}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     _write_json(folder / "model.safetensors.index.json", index)
-    _write_json(folder / "config.json", HF)
-    _write_json(folder / "inference" / "config.json", inference_config())
+    _write_json(folder / "config.json", hf_config(drafter=bool(groups["mtp"])))
+    _write_json(folder / "inference" / "config.json", inference_config(drafter=bool(groups["mtp"])))
     # the answers are facts and sums: the default is the most likely one
     _write_json(
         folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "temperature": 0.0, "top_p": 1.0}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dsv4nb.checkpoint.config import ModelConfig, from_hf
+from dsv4nb.checkpoint.config import DSPARK_STAGES, ModelConfig, from_hf
 
 VOCAB_SIZE = 1280
 
 # ratio 0, 4 and 128 twice each; window and top-k are small enough that both bind within a few hundred tokens
 RATIOS = (0, 0, 4, 128, 4, 128)
+
+NOISE_TOKEN_ID = 1266  # of `vocabulary.NOISE`: no text has it, its row of the embedding is what training began with
 
 HF: dict[str, object] = {
     "architectures": ["DeepseekV4ForCausalLM"],
@@ -16,9 +18,13 @@ HF: dict[str, object] = {
     "attention_dropout": 0.0,
     "bos_token_id": 0,
     "eos_token_id": 1,
-    "compress_ratios": [*RATIOS, 0],
+    "compress_ratios": [*RATIOS, *[0] * DSPARK_STAGES],
     "compress_rope_theta": 160000,
-    # no dspark_* keys yet, so the encoding revision is stated
+    "dspark_block_size": 5,
+    "dspark_markov_rank": 32,
+    "dspark_noise_token_id": NOISE_TOKEN_ID,
+    "dspark_target_layer_ids": [3, 4, 5],
+    # the folder's name does not tell the encoding revision, so it is stated
     "dsv4_reasoning_effort_profile": "official",
     "expert_dtype": "fp4",
     "hc_eps": 1e-6,
@@ -87,11 +93,23 @@ _INFERENCE_NAMES = {
 }  # fmt: skip
 
 
-def inference_config() -> dict[str, object]:
+def hf_config(*, drafter: bool) -> dict[str, object]:
+    """Return config.json; without a drafter there are no `dspark_*` keys, as loading asks of such a folder."""
+    if drafter:
+        return dict(HF)
+    return {k: v for k, v in HF.items() if not k.startswith("dspark_")} | {"compress_ratios": [*RATIOS, 0]}
+
+
+def inference_config(*, drafter: bool) -> dict[str, object]:
     """Return the same facts in the spelling of inference/config.json."""
-    scaling = HF["rope_scaling"]
+    hf, scaling = hf_config(drafter=drafter), HF["rope_scaling"]
     assert isinstance(scaling, dict)
-    return {name: HF[hf] for name, hf in _INFERENCE_NAMES.items()} | {
+    out = {name: hf[spelling] for name, spelling in _INFERENCE_NAMES.items()}
+    if drafter:
+        # config.json of the releases says 1 block; this file says how many there are
+        out["n_mtp_layers"] = DSPARK_STAGES
+        out |= {name: value for name, value in hf.items() if name.startswith("dspark_")}
+    return out | {
         "original_seq_len": scaling["original_max_position_embeddings"],
         "rope_factor": scaling["factor"],
         "beta_fast": scaling["beta_fast"],

@@ -11,7 +11,9 @@ import json
 import random
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,10 +25,11 @@ from dsv4nb.contract import FP32_PLAIN, REF_FP8_ROUND, Contract
 from dsv4nb.encoding.render import render_text
 from dsv4nb.encoding.tokens import ChatTokenizer
 from dsv4nb.reference.layers import Mode
-from dsv4nb.reference.network import Network
+from dsv4nb.reference.network import Block, Network, Official
 from dsv4nb.toy.batches import BUCKETS, Batch, Batches, Encoder, draw
 from dsv4nb.toy.corpus.tasks import Sampler
 from dsv4nb.toy.export import rounded, write_checkpoint
+from dsv4nb.toy.graphs import Graphs
 from dsv4nb.toy.probes import Probe, probes, score
 from dsv4nb.toy.shape import model_config
 from dsv4nb.toy.vocabulary import train_tokenizer
@@ -40,7 +43,17 @@ BALANCE_RATE = 2e-3  # per step, of the router's selection bias
 
 def initialise(network: Network, seed: int) -> None:
     """Draw the starting weights; residual branches start small, streams start nearly unmixed."""
-    g = torch.Generator().manual_seed(seed)
+    draw_weights(network, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for block in network.blocks:
+            if block.attn.compressor is not None:
+                # entries start in the space of the window rows, so that what finds one finds the other
+                halves = block.attn.compressor.wkv.weight.shape[0] // block.attn.wkv.weight.shape[0]
+                block.attn.compressor.wkv.weight.copy_(block.attn.wkv.weight.repeat(halves, 1))
+
+
+def draw_weights(network: Official, g: torch.Generator) -> None:
+    """Fill every parameter by what its official name says it is."""
 
     def normal(shape: torch.Size, std: float) -> Tensor:
         return torch.randn(shape, generator=g) * std
@@ -53,6 +66,10 @@ def initialise(network: Network, seed: int) -> None:
                 p.copy_(normal(p.shape, 0.5))
             elif "norm" in name or leaf in ("attn_sink", "ape", "bias"):
                 continue  # already ones and zeros
+            elif "markov_head" in name:
+                p.copy_(normal(p.shape, 0.02))
+            elif "confidence_head" in name:
+                p.zero_()
             elif leaf.endswith("_fn"):
                 p.copy_(normal(p.shape, 0.1 * p.shape[-1] ** -0.5))
             elif leaf.endswith("_scale"):
@@ -67,11 +84,6 @@ def initialise(network: Network, seed: int) -> None:
             else:
                 small = 0.3 if name.endswith(("wo_b.weight", "w2", "w2.weight")) else 1.0
                 p.copy_(normal(p.shape, small * p.shape[-1] ** -0.5))
-        for block in network.blocks:
-            if block.attn.compressor is not None:
-                # entries start in the space of the window rows, so that what finds one finds the other
-                halves = block.attn.compressor.wkv.weight.shape[0] // block.attn.wkv.weight.shape[0]
-                block.attn.compressor.wkv.weight.copy_(block.attn.wkv.weight.repeat(halves, 1))
 
 
 def assign_hash_experts(network: Network, frequency: Tensor, seed: int) -> None:
@@ -133,35 +145,24 @@ EXACT = Phase(contract=REF_FP8_ROUND, round_weights=True, select_entries=True)
 
 
 class Steps:
-    """Gradients of one batch; on a GPU as one captured graph per bucket and phase.
-
-    A step is some 20,000 small launches. Measured on an H200: eager 260-280 ms whatever the bucket, with batches of
-    41,000 tokens; captured, and with three differentiated Sinkhorn iterations, 103 ms with batches of 24,000.
-    Compiling the hyper-connections instead cost more minutes of compilation than it saved.
-    """
+    """Gradients of one batch."""
 
     def __init__(self, network: Network, device: torch.device) -> None:
-        self.network, self.device = network, device
-        self._graphs: dict[tuple[str, Phase], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.network, self._graphs = network, Graphs(device)
         for p in network.parameters():
             if p.requires_grad:
                 p.grad = torch.zeros_like(p)
 
     def run(self, batch: Batch, phase: Phase) -> Tensor:
-        """Fill the parameters' `grad`; return language loss, indexer loss and share of assistant tokens predicted."""
-        if self._pool is None:
-            return self._gradients(batch.ids, batch.weight, phase)
-        key = (batch.bucket, phase)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(batch, phase)
-        graph, ids, weight, out = self._graphs[key]
-        ids.copy_(batch.ids, non_blocking=True)
-        weight.copy_(batch.weight, non_blocking=True)
-        graph.replay()
-        return out.clone()  # the graphs share their memory
+        """Fill the parameters' `grad` and nudge the routers.
 
-    def _gradients(self, ids: Tensor, weight: Tensor, phase: Phase) -> Tensor:
+        Returns:
+            Language loss, indexer loss and share of assistant tokens predicted.
+        """
+        body = partial(self._gradients, phase)
+        return self._graphs.run((batch.bucket, phase), body, batch.ids, batch.weight)
+
+    def _gradients(self, phase: Phase, ids: Tensor, weight: Tensor) -> Tensor:
         mode = self.network.mode
         phase.enter(mode)
         mode.counted, mode.index_losses = weight > 0, []
@@ -173,26 +174,13 @@ class Steps:
         hit = ((logits.detach().argmax(-1) == target) & said).sum() / said.sum()
         language, index = (ce * w).sum() / w.sum(), torch.stack(mode.index_losses).mean()
         (language + index).backward()
+        balance_experts(self.network.blocks)
         return torch.stack([language.detach(), index.detach(), hit])
 
-    def _capture(self, batch: Batch, phase: Phase) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
-        ids, weight = batch.ids.to(self.device), batch.weight.to(self.device)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries set themselves up outside the capture
-            self._gradients(ids, weight, phase)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = self._gradients(ids, weight, phase)
-            balance_experts(self.network)
-        return graph, ids, weight, out
 
-
-def balance_experts(network: Network) -> None:
+def balance_experts(blocks: Sequence[Block]) -> None:
     """Nudge each router's selection bias toward equal load (the loss-free balancing of `noaux_tc`)."""
-    for block in network.blocks:
+    for block in blocks:
         bias, load = block.ffn.gate.bias, block.ffn.load
         if bias is not None and load is not None:
             with torch.no_grad():
@@ -223,8 +211,6 @@ def train(network: Network, tokenizer_path: Path, minutes: float, seed: int, wor
             group["lr"] = learning_rate(progress)
         phase = EXACT if progress >= EXACT_FROM else PLAIN
         figures = steps.run(batch, phase)
-        if device.type != "cuda":
-            balance_experts(network)
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         seen.setdefault(batch.bucket, []).append(figures)

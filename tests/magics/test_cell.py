@@ -3,9 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dsv4nb.errors import DrafterFault
 from dsv4nb.events import Event
 from dsv4nb.magics.cell import follow
 from dsv4nb.stream.transcript import Entry
+from dsv4nb.testing.fake_model import fake_model
 
 
 class Recorder:
@@ -28,6 +30,40 @@ def test_a_reply_is_shown_while_it_grows_and_whole_at_the_end(make_ticket: Any) 
     assert len(set(screen.lengths)) > 3 and screen.lengths == sorted(screen.lengths)
     (entry,) = screen.entries
     assert (entry.text, entry.n_tokens, entry.stop_reason) == (result.text, 20, "stop")
+
+
+def pace(model: Any, **options: Any) -> str:
+    screen = Recorder()
+    follow(model.submit("hi", seed=0, **options), screen)
+    return screen.entries[0].pace
+
+
+def test_the_footer_tells_of_speculation_and_only_then() -> None:
+    ids = [300, 301, 302, 303, 304, 305, 306, 307]
+
+    def drafts(said: tuple[int, ...]) -> list[int]:
+        at = ids.index(said[-1]) + 1
+        return [*ids[at : at + 2], 5][:3]  # two right ones, one wrong
+
+    with fake_model([ids], drafts=drafts) as model:
+        assert pace(model, max_new=7).endswith(" tok/s · speculated, τ 3.00")
+        by_rejection = pace(model, max_new=7, temperature=1.0, spec_mode="rejection")
+        assert by_rejection.endswith("· speculated by rejection, τ 3.00")
+        assert pace(model, max_new=7, spec=False).endswith(" tok/s")
+        assert pace(model, max_new=7, spec_depth=1).endswith("· speculated")  # no draft was verified
+    with fake_model([ids]) as model:
+        assert pace(model, max_new=7).endswith(" tok/s")
+
+
+def test_the_footer_says_when_a_drafter_was_given_up() -> None:
+    def drafts(said: tuple[int, ...]) -> list[int]:
+        if len(said) > 8:
+            raise DrafterFault("its numbers broke")
+        return []
+
+    with fake_model("one two three four five six seven eight nine", drafts=drafts) as model:
+        assert pace(model).endswith("plain: its numbers broke")
+        assert pace(model).endswith(" tok/s · plain: its numbers broke")
 
 
 def test_a_failed_reply_shows_what_there_was_and_why(make_ticket: Any) -> None:

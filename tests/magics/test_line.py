@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
 
+from dsv4nb.errors import RequestError
 from dsv4nb.events import Timings
 from dsv4nb.magics.line import Shelf
+from dsv4nb.testing.fake_model import fake_model
 
 
 class Loader:
@@ -29,6 +32,36 @@ def test_load_binds_m_and_returns_the_card(loader: Loader) -> None:
     assert Shelf(names, loader).obey("load toy") == "a model of words"
     assert loader.calls == [("toy", {})]
     assert names["m"].info == "a model of words"
+
+
+def test_load_takes_the_words_of_load(loader: Loader) -> None:
+    line = (
+        "load toy --max-seq 512 --devices cpu --contract fp32_full --encoding v0731 --cache-mib 64 "
+        "--host-cache-mib 8.5 --no-drafter --spec-depth 3 --spec-window slot:0.6:1"
+    )
+    Shelf({}, loader).obey(line)
+    expected = {
+        "max_seq": 512,
+        "devices": "cpu",
+        "contract": "fp32_full",
+        "encoding": "v0731",
+        "cache_mib": 64.0,
+        "host_cache_mib": 8.5,
+        "drafter": False,
+        "spec_depth": 3,
+        "spec_window": ("slot", 0.6, 1),
+    }
+    assert loader.calls == [("toy", expected)]
+
+
+def test_a_cell_that_loads_with_other_words_loads_no_second_model_into_the_name(loader: Loader) -> None:
+    shelf = Shelf({}, loader)
+    shelf.obey("load toy --no-drafter")
+    assert shelf.obey("load toy --no-drafter") == "a model of words"
+    for line in ("load toy", "load toy --no-drafter --cache-mib 8"):
+        with pytest.raises(UsageError, match="'m' already holds toy"):
+            shelf.obey(line)
+    assert len(loader.calls) == 1
 
 
 def test_a_path_may_have_spaces_and_the_name_be_chosen(loader: Loader) -> None:
@@ -99,6 +132,51 @@ def test_status_escapes_what_it_shows(loader: Loader) -> None:
     names["m"].info = "<script>"
     status: Any = shelf.obey("status")
     assert "&lt;script&gt;" in status._repr_html_()
+
+
+def test_what_a_model_tells_of_itself() -> None:
+    with fake_model(["one two", "three"], name="fake", drafts=lambda ids: [1]) as model:
+        shelf = Shelf({"m": model}, lambda path: None)
+        assert repr(shelf.obey("spec")).startswith("drafter     DSpark, 5 drafts a round\nmode        exact")
+        assert repr(shelf.obey("cache m")).startswith("starts      none yet\nanchors     none")
+        assert repr(shelf.obey("queue")) == "no request is waiting or running"
+        chat = model.chat(max_new=2, seed=0)
+        chat.send("hello")
+        assert repr(shelf.obey("cache")).startswith("starts      1 reset")
+    with fake_model(name="plain") as model:
+        shelf = Shelf({"m": model}, lambda path: None)
+        assert repr(shelf.obey("spec m")) == "drafter     none: the checkpoint has no drafter"
+
+
+def test_the_queue_lists_what_has_not_ended() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def on_step(step: str, state: Any) -> None:
+        begun.set()
+        go_on.wait(5)
+
+    with fake_model("one two three", on_step=on_step) as model:
+        shelf = Shelf({"m": model}, lambda path: None)
+        tickets = [model.submit(text, seed=0) for text in ("hi", "hello there")]
+        assert begun.wait(5)
+        shown = repr(shelf.obey("queue")).splitlines()
+        go_on.set()
+        for ticket in tickets:
+            ticket.result()
+    assert shown[0].split() == ["state", "prompt", "since"]
+    assert [line.split()[0] for line in shown[1:]] == ["running", "queued"]
+    assert all(line.endswith(" s") for line in shown[1:])
+
+
+def test_doctor_returns_its_report() -> None:
+    with fake_model("one two three") as model:
+        shelf = Shelf({"m": model}, lambda path: None)
+        report: Any = shelf.obey("doctor m --seconds 1e-9")
+        assert "6 skipped" in report.title and report.model == "fake" and not report.ok
+        with pytest.raises(RequestError, match=r"seconds is -1\.0; it must be a number above 0"):
+            shelf.obey("doctor --seconds -1")
+        with pytest.raises(UsageError, match="%dsv4 doctor: there is no variable 'x'"):
+            shelf.obey("doctor x")
 
 
 class Timed:

@@ -78,6 +78,31 @@ def test_options_reach_the_model_by_their_python_names(ip: InteractiveShell, mak
     }
 
 
+def test_a_reply_takes_the_words_of_speculation(ip: InteractiveShell, make_model: Any) -> None:
+    ip.user_ns["m"] = model = make_model()
+    run(ip, "%%dsv4 --spec-depth 3 --spec-window slot:0.5:2 --min-p 0.1 --stop END\nhi")
+    ((_, options),) = model.asked
+    assert options == {"spec_depth": 3, "spec_window": ("slot", 0.5, 2), "min_p": 0.1, "stop": ["END"]}
+    run(ip, "%%dsv4 --no-spec\nhi")
+    assert model.asked[1][1] == {"spec": False}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--spec-depth 9", "spec_depth has nothing to act on: the checkpoint has no drafter"),
+        ("--top-k -1", "top_k is -1; it must be"),
+        ("--effort high", "effort is 'high' and thinking is off"),
+    ],
+)
+def test_a_value_that_the_model_refuses_is_one_line(ip: InteractiveShell, line: str, said: str) -> None:
+    with fake_model() as model:
+        ip.user_ns["m"] = model
+        answer = refused(ip, f"%%dsv4 {line}\nhi")
+        assert said in answer and "\n" not in answer
+        assert not any(model.engine.calls.values())  # type: ignore[attr-defined]
+
+
 def test_braces_are_text(ip: InteractiveShell, make_model: Any) -> None:
     ip.user_ns["m"] = model = make_model()
     ip.user_ns["x"] = 1
@@ -193,6 +218,46 @@ def test_in_a_notebook_one_output_is_replaced_at_most_ten_times_a_second(
     last = published[-1]["data"]
     assert last["text/plain"] == ip.user_ns["_dsv4"].text
     assert "&lt;b&gt;49&lt;/b&gt;" in last["text/html"] and "50 tokens" in last["text/html"]
+
+
+def test_the_doctor_is_shown_as_it_goes_on(ip: InteractiveShell, published: list[dict[str, Any]]) -> None:
+    with fake_model("one two three") as model:
+        ip.user_ns["m"] = model
+        run(ip, "%dsv4 doctor --seconds 1e-9")
+    assert len({output["transient"]["display_id"] for output in published}) == 1
+    assert [output["update"] for output in published] == [False] + [True] * 6
+    shown = [output["data"]["text/plain"].splitlines()[0] for output in published]
+    assert shown[1].startswith("fake: 1 of 6 checks so far") and shown[6].startswith("fake: 6 checks, 6 skipped")
+    assert published[6]["data"]["text/html"].startswith("<p>fake: 6 checks")
+
+
+def test_in_a_terminal_the_doctor_is_shown_once(ip: InteractiveShell, capsys: Any) -> None:
+    with fake_model("one two three") as model:
+        ip.user_ns["m"] = model
+        run(ip, "%dsv4 doctor --seconds 1e-9")
+        said = capsys.readouterr().out
+        assert said.startswith("fake: 6 checks, 6 skipped") and said.count("sampler") == 1
+        assert "must be a number above 0" in refused(ip, "%dsv4 doctor --seconds 0")
+
+
+def test_an_interrupted_doctor_leaves_what_it_found(
+    ip: InteractiveShell, published: list[dict[str, Any]], capsys: Any
+) -> None:
+    import signal
+    import threading
+
+    def on_step(step: str, state: Any) -> None:
+        if step == "restore":  # of the second check
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.05)
+
+    with fake_model("one two three", on_step=on_step) as model:
+        ip.user_ns["m"] = model
+        done = ip.run_cell("%dsv4 doctor")
+    assert isinstance(done.error_in_exec, KeyboardInterrupt)
+    assert published[-1]["data"]["text/plain"].startswith("fake: 1 of 6 checks so far, 1 ok")
+    said = capsys.readouterr().out
+    assert "Stopped; the model can be used on." in said and "Traceback" not in said
 
 
 def test_without_streaming_the_reply_is_shown_once(

@@ -47,3 +47,13 @@ def test_c08_the_inverse_undoes_it_and_norms_are_kept(position: int, compressed:
     torch.testing.assert_close(rotate(turned, at, freq, inverse=True), x, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=0)
     assert torch.equal(turned[..., :64], x[..., :64])
+
+
+def test_rows_of_a_batch_may_have_their_own_positions() -> None:
+    freq = frequencies(model_config(), compressed=False)
+    x = torch.randn(2, 3, 4, 128, generator=torch.Generator().manual_seed(1))
+    positions = torch.tensor([[5, 6, 7], [40, 41, 42]])
+    together = rotate(x, positions, freq)
+    for row in range(2):
+        assert torch.equal(together[row], rotate(x[row : row + 1], positions[row], freq)[0])
+        assert torch.equal(rotate(x[:, :, 0], positions, freq)[row], together[row, :, 0])

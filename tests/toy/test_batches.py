@@ -15,7 +15,7 @@ from dsv4nb.reference.network import Network
 from dsv4nb.toy.batches import BUCKETS, PROMPT_WEIGHT, Batches, Bucket, Encoder, make_batch
 from dsv4nb.toy.corpus import tasks
 from dsv4nb.toy.shape import model_config
-from dsv4nb.toy.train import EXACT, PLAIN, Steps, assign_hash_experts, balance_experts, initialise
+from dsv4nb.toy.train import EXACT, PLAIN, Steps, assign_hash_experts, initialise
 
 TOKENIZER = Path(__file__).parents[2] / "dsv4nb/toy/model/tokenizer.json"
 ENCODER = Encoder(ChatTokenizer.from_file(TOKENIZER))
@@ -66,7 +66,6 @@ def test_a_step_gives_every_parameter_a_gradient_and_moves_the_balance(phase) ->
             assert parameter.grad is not None
             assert parameter.grad.isfinite().all(), name
             assert parameter.grad.abs().max() > 0, name
-    balance_experts(network)
     moved = [b.ffn.gate.bias for b in network.blocks if b.ffn.gate.bias is not None]
     assert moved
     assert all(bias.abs().max() > 0 for bias in moved)

@@ -88,14 +88,40 @@ def test_lays_out_what_the_engine_expects(folder: Path) -> None:
     assert {numbers(value).dtype for _, value in walk(weights)} == {torch.float32, torch.int64}
 
 
-def test_leaves_the_drafter_on_disk_and_reports_progress(tmp_path: Path) -> None:
-    shape = SHAPE | {"compress_ratios": [0, 4, 128, 0, 0, 0], "dspark_target_layer_ids": [0, 1, 2]}
-    checkpoint = opened(write_tiny_checkpoint(tmp_path, drafter="dspark", **shape))
-    trunk = sum(e.nbytes for name, e in checkpoint.entries.items() if not name.startswith("mtp."))
+DSPARK = SHAPE | {"compress_ratios": [0, 4, 128, 0, 0, 0], "dspark_target_layer_ids": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("drafter", [True, False])
+def test_reads_the_drafter_when_it_is_wanted_and_reports_progress(tmp_path: Path, drafter: bool) -> None:
+    checkpoint = opened(write_tiny_checkpoint(tmp_path, drafter="dspark", **DSPARK))
+    read = sum(e.nbytes for name, e in checkpoint.entries.items() if drafter or not name.startswith("mtp."))
     seen: list[tuple[int, int]] = []
-    load_weights(checkpoint, on_progress=lambda done, of: seen.append((done, of)))
-    assert len(seen) == 3 and seen == sorted(seen)
-    assert seen[-1] == (trunk, trunk)
+    weights = load_weights(checkpoint, drafter=drafter, on_progress=lambda done, of: seen.append((done, of)))
+    assert len(seen) == 3 + drafter and seen == sorted(seen)
+    assert seen[-1] == (read, read)
+    assert (weights.drafter is not None) == drafter and weights.draft_fault == ""
+    if weights.drafter is not None:
+        config = checkpoint.config
+        assert len(weights.drafter.stages) == 3 and weights.drafter.main.weight.shape == (
+            config.hidden_size,
+            3 * config.hidden_size,
+        )
+        assert {stage.attention.compressor for stage in weights.drafter.stages} == {None}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mtp.0.main_norm.weight", "mtp.1.attn.attn_sink", "mtp.2.markov_head.markov_w2.weight", "mtp.2.hc_ffn_base"],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_drafter_with_a_number_that_is_none_is_left_out_and_named(tmp_path: Path, name: str, value: float) -> None:
+    folder = write_tiny_checkpoint(tmp_path, drafter="dspark", **DSPARK)
+    (shard,) = (file for file in folder.glob("*.safetensors") if name in load_file(file))
+    tensors = load_file(shard)
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, shard, metadata={"format": "pt"})
+    weights = load_weights(opened(folder))
+    assert weights.drafter is None and weights.draft_fault == f"{name} is not finite"
 
 
 def test_loads_in_far_less_than_a_second(folder: Path) -> None:
