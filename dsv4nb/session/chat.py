@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
-from dsv4nb.events import Event, Failed, Generation, Token, ToolCall, ToolResult
+from dsv4nb.events import Event, Failed, Generation, PromptUsage, Round, Rounds, Token, ToolCall, ToolResult
 from dsv4nb.session.export import to_cells, to_frame, to_jsonl
 from dsv4nb.session.live import Ledger
 from dsv4nb.session.log import OnEnd
@@ -251,17 +251,36 @@ class Chat:
             raise RequestError("this turn answered calls and has no text; edit the turn before it", param="turn")
         return self._submit(node.turn.user if text is None else text, options, inline=True, after=node.parent).result()
 
-    def rewind(self, turn: int) -> None:
-        """Go back: the next message follows the first `turn` turns of this branch; the others stay in `branches`.
+    def rewind(self, turn: int | None = None, *, round: int | None = None) -> None:
+        """Go back; what is left behind stays in `branches`.
+
+        Args:
+            turn: the next message follows the first `turn` turns of this branch; all of them when None.
+            round: of the last turn that is kept, counted from 0: it is kept as if it had been stopped before this
+                round of speculation, as a new branch.
 
         Raises:
             ChatBusy: a turn is still running.
-            RequestError: there are not that many.
+            RequestError: there are not that many turns or rounds, or the turn made calls.
         """
         path = self._tree.path
-        if isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn <= len(path):
+        if turn is None and round is None:
+            raise RequestError("pass turn=, round= or both", param="turn")
+        kept = len(path) if turn is None else turn
+        if isinstance(kept, bool) or not isinstance(kept, int) or not 0 <= kept <= len(path):
             raise RequestError(f"turn is {turn!r}; this branch has {len(path)} turns to keep, or 0", param="turn")
-        self._go_to(path[turn - 1] if turn else None)
+        node = path[kept - 1] if kept else None
+        if round is None:
+            self._go_to(node)
+            return
+        if node is None:
+            raise RequestError(f"round is {round!r}; there is no turn that it could be of", param="round")
+        turn_before = node.turn.before(round)
+        with self._lock:
+            if self._is_busy:
+                raise ChatBusy
+            self._tree.head = node.parent
+            self._tree.add(turn_before, [*node.messages[:-1], _cut(node.messages[-1], turn_before)])
 
     def switch(self, turn: int) -> None:
         """Go on from the turn with this number in `branches`, on whatever branch.
@@ -380,8 +399,11 @@ class Chat:
 
     def _ended(self, text: str, n_sent: int, outcome: Generation | Failed, events: Sequence[Event]) -> None:
         """Write the turn down; called before its ticket is finished, on the thread that ends it."""
+        rounds, marks = _rounds(events)
         turn = Turn(
             user=text,
+            rounds=rounds,
+            marks=marks,
             reasoning=joined(events, "reasoning"),
             text=joined(events, "content"),
             tool=joined(events, "tool"),
@@ -419,6 +441,36 @@ class Chat:
         from IPython.display import display
 
         display({"text/plain": repr(self)}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def _rounds(events: Sequence[Event]) -> tuple[Rounds, tuple[tuple[int, int], ...]]:
+    """Return the rounds of a turn, and the characters of reasoning and content before each."""
+    rounds: list[Round] = []
+    marks: list[tuple[int, int]] = []
+    reasoning = content = 0
+    before: tuple[int, int] | None = None  # where the round that goes on began
+    for event in events:
+        if isinstance(event, Token):
+            reasoning += len(event.text) * (event.channel == "reasoning")
+            content += len(event.text) * (event.channel == "content")
+            if before is None and event.id is not None:
+                before = reasoning, content  # a run's first token comes before its first round
+        elif isinstance(event, Round):
+            rounds.append(event)
+            marks.append(before or (reasoning, content))
+            before = reasoning, content
+        elif isinstance(event, PromptUsage):
+            before = None
+    return Rounds(rounds), tuple(marks)
+
+
+def _cut(message: Mapping[str, Any], turn: Turn) -> dict[str, Any]:
+    """Return a reply with the text that is left of it."""
+    cut = {name: value for name, value in message.items() if name != "reasoning_content"}
+    cut["content"] = turn.text
+    if turn.reasoning:
+        cut["reasoning_content"] = turn.reasoning
+    return cut
 
 
 def _open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.events import ToolCall, ToolResult
+from dsv4nb.rounds import Rounds
 from dsv4nb.session.anchors import Anchor
 from dsv4nb.session.archive import Archive, ArchiveError, check_compatible, read_archive, write_archive
 from dsv4nb.session.chat import Chat
@@ -31,7 +32,7 @@ def save_chat(chat: Chat, path: str | os.PathLike[str], server: Server, limits: 
     """Write a chat to one file, whole or not at all; return its bytes.
 
     Raises:
-        ArchiveError: it cannot be written; a file that was there is as it was.
+        ArchiveError: it cannot be written, or its caches copied; a file that was there is as it was.
     """
     state = chat.state()
 
@@ -39,7 +40,13 @@ def save_chat(chat: Chat, path: str | os.PathLike[str], server: Server, limits: 
         anchor = prefixes.of(state.ledger)
         arrays: Arrays = {}
         if anchor is not None:
-            arrays = {f"{_CACHE}{name}": array for name, array in engine.dump(anchor.snapshot).items()}
+            try:
+                arrays = {f"{_CACHE}{name}": array for name, array in engine.dump(anchor.snapshot).items()}
+            except MemoryError as error:
+                raise ArchiveError(
+                    "memory",
+                    f"there is no memory to copy the caches of {anchor.snapshot.pos} tokens; close other chats",
+                ) from error
             if anchor.logits is not None:
                 arrays[_LOGITS] = anchor.logits
         return engine.layout(), arrays
@@ -93,7 +100,12 @@ def read_chat(
         )
         if ledger and prefixes.of(ledger) is None:
             cache = {k.removeprefix(_CACHE): a for k, a in archive.arrays.items() if k.startswith(_CACHE)}
-            snapshot = engine.load(cache, len(ledger))
+            try:
+                snapshot = engine.load(cache, len(ledger))
+            except MemoryError as error:
+                raise ArchiveError(
+                    "memory", f"the caches of {path}, {len(ledger)} tokens, have no room in memory; close other chats"
+                ) from error
             prefixes.adopt(Anchor(ids=ledger, snapshot=snapshot, logits=_row(archive.arrays, engine.vocab_size)))
 
     server.do(adopt)
@@ -130,7 +142,7 @@ def _options_from_json(raw: Mapping[str, Any]) -> Options:
 def _node_to_json(node: Node) -> dict[str, Any]:
     return {
         "parent": node.parent.number if node.parent else 0,
-        "turn": asdict(node.turn),
+        "turn": asdict(replace(node.turn, rounds=Rounds())) | {"rounds": node.turn.rounds.to_dicts()},
         "messages": list(map(dict, node.messages)),
     }
 
@@ -161,4 +173,6 @@ def _turn_from_json(raw: Mapping[str, Any]) -> Turn:
         turn,
         calls=tuple(ToolCall(**call) for call in raw["calls"]),
         results=tuple(ToolResult(**result) for result in raw["results"]),
+        rounds=Rounds.from_dicts(raw.get("rounds", ())),
+        marks=tuple((int(reasoning), int(text)) for reasoning, text in raw.get("marks", ())),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dsv4nb.errors import RequestError
 from dsv4nb.events import StopReason, ToolCall, ToolResult
+from dsv4nb.rounds import Rounds
 
 _SHOWN = 60  # characters of a message in the drawing
 
@@ -21,6 +22,7 @@ class Turn:
         stop_reason: None when it failed; "cancelled" when it was stopped, with the text so far.
         n_reasoning: tokens of the reasoning.
         n_cached: prompt tokens that were not computed again.
+        rounds: of speculation, of all its runs; `marks` are the characters of reasoning and text before each of them.
         error: why it failed; such a turn is not part of the history.
     """
 
@@ -35,7 +37,34 @@ class Turn:
     n_reasoning: int | None = None
     n_cached: int = 0
     seconds: float = 0.0
+    rounds: Rounds = field(default_factory=Rounds, repr=False)
+    marks: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     error: str | None = None
+
+    def before(self, round: int) -> Turn:
+        """Return the turn as if it had been stopped before one of its rounds, counted from 0.
+
+        Raises:
+            RequestError: there is no such round, or the turn made calls, between whose runs nothing can be cut.
+        """
+        if self.calls:
+            raise RequestError("this turn made calls; go back to a turn, not to a round", param="round")
+        if isinstance(round, bool) or not isinstance(round, int) or not 0 <= round < len(self.rounds):
+            has = f"rounds 0 to {len(self.rounds) - 1}" if self.rounds else "no rounds: it was not speculated"
+            raise RequestError(f"round is {round!r}; the turn has {has}", param="round")
+        n_reasoning, n_text = self.marks[round]
+        kept = self.rounds[:round]
+        return replace(
+            self,
+            reasoning=self.reasoning[:n_reasoning],
+            text=self.text[:n_text],
+            tool="",
+            stop_reason="cancelled",
+            n_tokens=1 + sum(one.emitted for one in kept),
+            n_reasoning=None,
+            rounds=kept,
+            marks=self.marks[:round],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
