@@ -125,16 +125,15 @@ def run(generations: int, seed: int, names: Sequence[str] = ()) -> Counter[str]:
     with ExitStack() as stack:
         plain = stack.enter_context(load("toy", name="speculation", drafter=False))
         models: dict[str, Model] = {}
-        own = stack.enter_context(load("toy", name="speculation"))
-        if own.limits.spec is not None:
-            models["its own"] = own
+        if not names or "its own" in names:
+            models["its own"] = stack.enter_context(load("toy", name="speculation", drafter=True))
         for name, drafter in drafters(seed).items():
-            models[name] = stack.enter_context(drafted_model("toy", drafter))
-        models = {name: model for name, model in models.items() if not names or name in names}
+            if not names or name in names:
+                models[name] = stack.enter_context(drafted_model("toy", drafter))
         for number in range(generations):
             rng = random.Random(f"{seed}/{number}")
             asked = a_request(rng, plain.limits.vocab_size)
-            name = rng.choice([*models, *["its own"] * (3 * ("its own" in models))])
+            name = "its own" if "its own" in models and rng.random() < 0.5 else rng.choice(list(models))
             way = a_way(rng)
             expected = plain.generate(**asked)
             spoken = models[name].generate(**asked, **way)
