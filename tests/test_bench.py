@@ -41,6 +41,13 @@ class TestToy:
         assert 0 < told["first_token_s"]["low"] <= told["first_token_s"]["median"] <= told["first_token_s"]["high"]
         assert told["decode_tok_s"]["median"] > 0 and told["peak_rss_mb"] > 50 and 0 < told["import_s"] < 5
 
+    def test_speculation_against_the_plain_route(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["spec", "--new", "8", "--runs", "1", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert 1 < told["tokens_per_round"] <= 6 and told["spec_tok_s"]["median"] > 0 and len(told["verify_ms"]) == 6
+        assert main(["spec", "--new", "8", "--runs", "1", "--temperature", "1"]) == 0
+        assert "speculated" in capsys.readouterr().out
+
 
 def test_a_table_for_people() -> None:
     report = Report(
@@ -63,7 +70,7 @@ def test_a_table_for_people() -> None:
         "import        0.050 s",
         "load          1.70 s",
         "first token   0.15 (0.1 to 0.2) s",
-        "decode        55 (50 to 60) tok/s",
+        "decode        55 (50 to 60) tok/s, plain",
         "peak memory   unknown",
         "threads       1",
         "torch         2.13.0",
@@ -96,3 +103,7 @@ def test_what_reuse_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
     for move in ("next turn, live", "another try, anchors", "fork, live", "edit, anchors"):
         on, off = told["arms"][f"{move} on"], told["arms"][f"{move} off"]
         assert on["computed"][0] < 32 < 180 < off["computed"][0]
+    rows = {name: (arm["computed"][0], arm["new"][0], arm["copied_bytes"][0]) for name, arm in told["arms"].items()}
+    assert all(computed <= new + 8 for name, (computed, new, _) in rows.items() if name.endswith("on")), rows
+    assert rows["another try, anchors on"][:2] == (8, 0) and "edit 3 of 20, anchors on" in rows
+    assert all((copied > 0) == name.endswith("on") for name, (*_, copied) in rows.items()), rows

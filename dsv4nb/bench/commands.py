@@ -12,6 +12,7 @@ from dsv4nb.bench.decode import decode
 from dsv4nb.bench.gil import gil
 from dsv4nb.bench.overhead import overhead
 from dsv4nb.bench.reuse import reuse
+from dsv4nb.bench.spec import spec
 from dsv4nb.errors import Dsv4Error
 
 
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report: object = decode(args.model, prompt_tokens=args.prompt_tokens, new=args.new, runs=args.runs)
         elif args.command == "overhead":
             report = overhead(vocab_size=args.vocab, new=args.new)
+        elif args.command == "spec":
+            report = spec(args.model, temperature=args.temperature, new=args.new, runs=args.runs)
         elif args.command == "reuse":
             report = reuse(args.model, prompt_tokens=args.prompt_tokens, runs=args.runs)
         else:
@@ -48,10 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     of_gil.add_argument("--wait-only", action="store_true", help="leave the model out, measure a step that waits")
     of_reuse = commands.add_parser("reuse", help="first token with and without what earlier turns computed")
     of_reuse.add_argument("--prompt-tokens", type=_AtLeast(200), default=2000, metavar="N")
-    for command in (of_decode, of_gil, of_reuse):
+    of_spec = commands.add_parser("spec", help="decode speed with and without speculation")
+    of_spec.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    of_spec.add_argument("--new", type=_AtLeast(8), default=64, metavar="N", help="tokens of each reply at most")
+    for command in (of_decode, of_gil, of_reuse, of_spec):
         command.add_argument("--model", default="toy", metavar="PATH", help="the checkpoint's folder, or toy")
         command.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N")
-    for command in (of_decode, of_overhead, of_gil, of_reuse):
+    for command in (of_decode, of_overhead, of_gil, of_reuse, of_spec):
         command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
