@@ -10,6 +10,7 @@ from itertools import groupby
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.config import SpecConfig
+from dsv4nb.rounds import Costs
 
 _KINDS = {"swa": "window only", "csa": "compressed 4:1", "hca": "compressed 128:1"}
 
@@ -157,6 +158,11 @@ class SpecInfo:
     draft_ms: float | None
     verify_ms: tuple[float, ...]
     plain_ms: float | None
+
+    @property
+    def costs(self) -> Costs | None:
+        """What `Rounds.sweep` and `Rounds.counterfactual` take; None until it was measured."""
+        return None if self.draft_ms is None else Costs(draft=self.draft_ms, verify=self.verify_ms)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the facts as (label, text)."""

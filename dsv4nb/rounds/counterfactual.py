@@ -218,8 +218,8 @@ def _other(round: Round, spec: SpecConfig, wanted: float) -> _Other:
     rows = int(min(rows, wanted))
     verified = max(0, rows - 1)
     low = min(verified, round.accepts)
-    # a refusal settles all behind it; without one, what was not run may have been accepted
-    high = low if round.accepts < round.judged else verified
+    # a refusal and an end token settle all behind them; without one, what was not run may have been accepted
+    high = low if round.kind is None or round.accepts < round.judged else verified
     most = math.inf if round.stop is None else round.emitted
     # the end of the reply is reached by its last token, or by the end token, which it does not grow by
     needed = round.emitted + (round.stop == "eos")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsv4nb.config import SpecMode, SpecProposal
+from dsv4nb.rounds.tables import as_html, as_text, percent
 
 DraftStatus = Literal["accepted", "rejected", "unreached", "not_verified", "past_stop"]
 RoundKind = Literal["correction", "bonus"]
@@ -104,6 +105,31 @@ class Round:
     def verified(self) -> int:
         """Drafts that the forward ran."""
         return max(0, self.t_batch - 1)
+
+    def grid(self) -> list[list[str]]:
+        """Return the round as a table, a row per token; the first row names the columns."""
+        rows = [["", "token", "confidence", "q", "p", "the model chose", ""]]
+        rows.append([str(self.pending.pos), repr(self.pending.text), "", "", "", "", "pending"])
+        for draft in self.drafts:
+            chosen = {"accepted": draft.text, "rejected": self.next.text if self.next else None}.get(draft.status)
+            rows.append(
+                [
+                    str(draft.pos),
+                    repr(draft.text),
+                    *map(percent, (draft.conf, draft.q, draft.p)),
+                    "" if chosen is None else repr(chosen),
+                    draft.status.replace("_", " "),
+                ]
+            )
+        if self.next is not None:
+            rows.append([str(self.next.pos), repr(self.next.text), "", "", "", "", f"next, a {self.kind}"])
+        return rows
+
+    def __str__(self) -> str:
+        return as_text((), self.grid())
+
+    def _repr_html_(self) -> str:
+        return as_html((), self.grid())
 
     @property
     def judged(self) -> int:

@@ -1,0 +1,24 @@
+"""Stand-ins for tests and pictures of what is built on dsv4nb; names resolve on first use."""
+
+from __future__ import annotations
+
+import importlib
+
+_PUBLIC = {
+    "FakeEngine": "dsv4nb.testing.fake_engine",
+    "ScriptedDrafter": "dsv4nb.testing.scripted_drafter",
+    "drafted_model": "dsv4nb.testing.scripted_drafter",
+    "fake_model": "dsv4nb.testing.fake_model",
+    "write_tiny_checkpoint": "dsv4nb.testing.tiny_checkpoint",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'dsv4nb.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 import dsv4nb
+from dsv4nb import rounds, testing
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -34,6 +35,29 @@ EXPECTED = {
         "{'max_new': 8}           length  1, 2, 3,",
         "did you mean 'temperature'?",
     ],
+    "04_speculation": [
+        "window      off, at most 6 rows",
+        "' falcon'              next, a correction",
+        "' amber'   same choice: True",
+        "'al'       not judged",
+        "On[ce] upon a time there was a small[ dragon][ that] lived",
+        ", 10.    5 + 1",
+        " texts, 0 of the speculated replies differ from the plain ones",
+        "coupled    tau 2.",
+        "  16 of 16 replies are the plain ones\ngreedy",
+        "  16 of 16 replies are the plain ones\nrejection",
+        "\n0.5       5.4",
+        "fastest     ",
+        "confidences as the drafter gave them",
+        "262 tokens: The code word is[ g]re[en][ t][ig]er.",
+        '{"a": [4][7], "b": 38, "sum": [8][5]} 85',
+        " the[ ][ask][ me]",
+        "● └─ 2. Tell me a story about a dragon. → Once upon a time there was a small dragon that [stopped]",
+        "oracle    6.00 tokens a round, the same ids: True",
+        "wrong     1.00 tokens a round, the same ids: True",
+        "doubtful  1.00 tokens a round, the same ids: True",
+        "toy: 6 checks, 6 ok",
+    ],
     "05_cache_and_forks": [
         "reset      0 reused  1211 computed",
         "reused    10 computed",
@@ -54,6 +78,9 @@ EXPECTED = {
         "'exact': 1}",
     ],
 }
+
+# where a notebook may import from
+PUBLIC = {module.__name__: module.__all__ for module in (dsv4nb, rounds, testing)}
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -95,7 +122,7 @@ def test_uses_public_names_only(path: Path) -> None:
         for node in ast.walk(ast.parse(python(cell.source))):
             assert not isinstance(node, ast.ClassDef), "a notebook defines no classes"
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dsv4nb"):
-                assert node.module == "dsv4nb" and {name.name for name in node.names} <= set(dsv4nb.__all__)
+                assert {name.name for name in node.names} <= set(PUBLIC.get(node.module or "", ()))
             if isinstance(node, ast.Attribute):
                 assert not node.attr.startswith("_"), node.attr
 
