@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -40,9 +40,12 @@ def require_tensor(
     require(tensor.data_ptr() % ALIGNMENT == 0, f"{name} must start on a {ALIGNMENT}-byte boundary", tensor.data_ptr())
 
 
+WIDE = 8  # token columns of steps of more than four rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How a product is cut; a function of the matrix alone, because the cut along K fixes the order of the sum.
+    """How a product is cut; tiles, warps and splits by the matrix alone, because the cut along K fixes the order.
 
     Attributes:
         tiles: tiles of 16 rows of the matrix in one program.
@@ -51,6 +54,7 @@ class Tuning:
         depth: chunks of 64 k of weights on their way at a time; the first `depth` before the kernel waits.
         ahead: chunks by which the activations are requested before they are used.
         registers: cap per thread, None for the assembler's choice.
+        wide: depth, ahead and registers of steps of more than four rows, where they differ: no sum depends on them.
     """
 
     tiles: int = 1
@@ -59,6 +63,14 @@ class Tuning:
     depth: int = 8
     ahead: int = 0
     registers: int | None = None
+    wide: tuple[int, int, int | None] | None = None
+
+    def at(self, token_columns: int) -> Tuning:
+        """Return the cut of steps of so many token columns."""
+        if self.wide is None or token_columns < WIDE:
+            return replace(self, wide=None)
+        depth, ahead, registers = self.wide
+        return replace(self, depth=depth, ahead=ahead, registers=registers, wide=None)
 
     def __str__(self) -> str:
         cap = "" if self.registers is None else f" r{self.registers}"

@@ -4,6 +4,8 @@ Traffic    reads the codes and scales of every chosen expert once, however many 
            writes T·(K+1)·I float32: bandwidth-bound
 Grid       I/8 programs for the shared expert, then I/8 for each of the T·K choices. A choice whose expert an earlier
            one names too has nothing to do. A program owns 8 gate rows and the same 8 up rows; its warps split D
+Columns    few rows choose the same expert: one that one or two rows chose takes the columns of one or two tokens,
+           however many rows the step has, so it reads and stores what a step of one or two rows would
 Equality   one order of summation for T = 1 … 8 (`_reduce`): a row of a step is bitwise the row alone, whatever the
            others chose. The shape of a program depends on (D, I) alone
 
@@ -23,25 +25,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4nb_kernels._expert_choices import choices_naming, require_choices, shares_of
 from dsv4nb_kernels._expert_rows import ExpertRows, require_rows
+from dsv4nb_kernels._expert_up_lanes import routed_by_lanes, routed_plainly, shared_by_lanes, shared_plainly, swiglu
 from dsv4nb_kernels._expert_weights import HALF, UpWeights
-from dsv4nb_kernels._fp4 import (
-    BLOCK,
-    WORDS,
-    add_fp4_unit,
-    add_fp4_unit_plainly,
-    add_fp8_unit,
-    add_fp8_unit_plainly,
-    held_back,
-    single,
-    sum_warps_plainly,
-)
-from dsv4nb_kernels._lanes import KEEP, STREAM, after_loads, load_lanes
-from dsv4nb_kernels._launch import ROWS_MAX, columns, require, require_tensor, runs_ptx
-from dsv4nb_kernels._reduce import no_chains, sum_chains, sum_warps
+from dsv4nb_kernels._fp4 import BLOCK, WORDS, sum_warps_plainly
+from dsv4nb_kernels._launch import columns, require, require_tensor, runs_ptx
+from dsv4nb_kernels._reduce import sum_chains, sum_warps
 
-CHOICES_MAX = 64  # T·K
-SPILLED_BYTES_MAX = {90: 64, 100: 64, 120: 224}  # by compute capability
+# by compute capability; in the programs of the shared expert and of experts that three rows and more chose
+SPILLED_BYTES_MAX = {90: 104, 100: 80, 120: 224}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +44,18 @@ class Tuning:
     Attributes:
         warps: warps that share a tile; D must be a multiple of 256 for each.
         registers: cap per thread, None for the assembler's choice.
+        depth: blocks of 256 k of weights on their way beyond the one in use.
+        few: an expert that one or two rows chose takes the columns of one or two rows, in larger steps too.
     """
 
     warps: int = 4
     registers: int | None = None
+    depth: int = 1
+    few: bool = True
 
     def __str__(self) -> str:
-        return f"{self.warps} warps" + ("" if self.registers is None else f" r{self.registers}")
+        cap = "" if self.registers is None else f" r{self.registers}"
+        return f"{self.warps} warps d{self.depth}{cap}" + ("" if self.few else ", all columns")
 
 
 # (D, I): measured on an H200, see kernels/README.md
@@ -71,140 +69,6 @@ def tuning(hidden: int, inner: int) -> Tuning:
     """Return how an expert of `inner` rows over `hidden` columns is cut."""
     blocks = hidden // BLOCK
     return TUNINGS.get((hidden, inner), Tuning(warps=4 if blocks % 4 == 0 else 2 if blocks % 2 == 0 else 1))
-
-
-@triton.jit
-def _routed_by_lanes(p_w, p_x, o_g, o_t, zero, BLOCKS: tl.constexpr, WARPS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A lane's chains over its warp's blocks, every WARPS-th of D. `p_w`, `p_x`: the lane's first 16 bytes of each."""
-    acc = no_chains(32 * WARPS, COLUMNS)
-    p_s = p_w + (2048 - o_g * 48 - o_t * 16)  # 16 g behind the codes
-    w = load_lanes(p_w, 4, 512, STREAM)
-    s = load_lanes(p_s, 1, 16, STREAM)
-    if COLUMNS == 1:
-        x = load_lanes(p_x, BLOCKS, 512 * WARPS, KEEP)
-    for i in tl.static_range(BLOCKS):
-        if COLUMNS > 1:
-            x = load_lanes(p_x + i * (512 * COLUMNS * WARPS), COLUMNS, 512, KEEP)
-        if i + 1 < BLOCKS:
-            w_next = load_lanes(p_w + (i + 1) * (2176 * WARPS), 4, 512, STREAM)
-            s_next = load_lanes(p_s + (i + 1) * (2176 * WARPS), 1, 16, STREAM)
-        p_w = after_loads(p_w)
-        for u in tl.static_range(8):
-            acc = add_fp4_unit(acc, w, s, x[4 * i if COLUMNS == 1 else 0 :], o_t, u, COLUMNS)
-        if i + 1 < BLOCKS:
-            p_w = held_back(p_w, acc[2 * COLUMNS - 1], zero)
-            p_s = held_back(p_s, acc[2 * COLUMNS - 1], zero)
-            p_x = held_back(p_x, acc[2 * COLUMNS - 1], zero)
-            w = w_next
-            s = s_next
-    return acc
-
-
-@triton.jit
-def _shared_by_lanes(
-    p_w,
-    p_s,
-    p_x,
-    o_t,
-    zero,
-    UP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    OLDER: tl.constexpr,
-):
-    """The same for the shared expert, half a block at a time. `p_s`: the gate's scales; the up's lie UP further."""
-    # a program that starts early may share a processor with older ones: its rows must not come from their L1
-    CACHE: tl.constexpr = ".cg" if OLDER else KEEP
-    acc = no_chains(32 * WARPS, COLUMNS)
-    w = load_lanes(p_w, 4, 512, STREAM)
-    if DEPENDENT and not OLDER:
-        gdc_wait()
-        gdc_launch_dependents()
-    if COLUMNS == 1:
-        x = load_lanes(p_x, BLOCKS, 512 * WARPS, CACHE)
-    for i in tl.static_range(2 * BLOCKS):
-        if COLUMNS > 1:
-            x = load_lanes(p_x + (i // 2 * WARPS * 2 + i % 2) * (256 * COLUMNS), COLUMNS // 2, 512, CACHE)
-        if i + 1 < 2 * BLOCKS:
-            w_next = load_lanes(p_w + ((i + 1) // 2 * WARPS * 2 + (i + 1) % 2) * 2048, 4, 512, STREAM)
-        p_w = after_loads(p_w)
-        b_gate = tl.load(p_s + (i // 2 * WARPS * 2 + i % 2)).to(tl.int32, bitcast=True)
-        b_up = tl.load(p_s + (UP + i // 2 * WARPS * 2 + i % 2)).to(tl.int32, bitcast=True)
-        for u in tl.static_range(4):
-            x_half = x[i // 2 * 4 if COLUMNS == 1 else 0 :]
-            acc = add_fp8_unit(acc, w, b_gate, b_up, x_half, o_t, i % 2 * 4 + u, COLUMNS)
-        if i + 1 < 2 * BLOCKS:
-            p_w = held_back(p_w, acc[2 * COLUMNS - 1], zero)
-            p_x = held_back(p_x, acc[2 * COLUMNS - 1], zero)
-            w = w_next
-    if DEPENDENT and OLDER:  # before the lines are written: an earlier layer may still read its own there
-        gdc_wait()
-        gdc_launch_dependents()
-    return acc
-
-
-@triton.jit
-def _routed_plainly(p_w, p_even, p_odd, o_g, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr):
-    """The same without PTX. `p_w`: uint8 pointers to the warp's first block; STRIDE: from unit to unit of a row."""
-    acc = no_chains(32 * WARPS, 8)
-    for i in range(BLOCKS):
-        p_codes = p_w + i * (WARPS * 2176) + o_g * 64
-        p_scales = p_w + i * (WARPS * 2176) + 2048 + o_g * 16
-        for u in tl.static_range(8):
-            o_x = (i * WARPS * 8 + u) * STRIDE
-            acc = add_fp4_unit_plainly(acc, p_codes, p_scales, p_even + o_x, p_odd + o_x, u)
-    return acc
-
-
-@triton.jit
-def _shared_plainly(
-    p_w, p_s, p_even, p_odd, o_g, UP: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr
-):
-    acc = no_chains(32 * WARPS, 8)
-    for i in range(BLOCKS):
-        p_codes = p_w + i * (WARPS * 4096) + o_g * 64
-        for u in tl.static_range(8):
-            o_x = (i * WARPS * 8 + u) * STRIDE
-            p_scale = p_s + i * (WARPS * 2) + u // 4
-            s_gate = tl.load(p_scale)
-            s_up = tl.load(p_scale + UP)
-            acc = add_fp8_unit_plainly(acc, p_codes, s_gate, s_up, p_even + o_x, p_odd + o_x, u)
-    return acc
-
-
-@triton.jit
-def _first_choice(experts_ptr, i_expert, T, CHOICES: tl.constexpr, COLUMNS: tl.constexpr):
-    """The first of the T·K choices that names the expert."""
-    o_choice = tl.arange(0, 32)
-    b_named = tl.load(experts_ptr + o_choice, mask=o_choice < T * CHOICES, other=-1)
-    i_first = tl.min(tl.where(b_named == i_expert, o_choice, 64), axis=0)
-    if COLUMNS * CHOICES > 32:
-        b_named = tl.load(experts_ptr + 32 + o_choice, mask=o_choice + 32 < T * CHOICES, other=-1)
-        i_first = tl.minimum(i_first, tl.min(tl.where(b_named == i_expert, o_choice + 32, 64), axis=0))
-    return i_first
-
-
-@triton.jit
-def _swiglu(b_gate, b_up, limit):
-    b_gate = tl.minimum(b_gate, limit)
-    b_exp = tl.exp(-tl.abs(b_gate))  # never overflows
-    b_silu = tl.where(b_gate < 0.0, b_gate * b_exp, b_gate) / (1.0 + b_exp)
-    return b_silu * tl.minimum(tl.maximum(b_up, -limit), limit)
-
-
-@triton.jit
-def _shares(experts_ptr, weights_ptr, i_expert, o_row, m_row, CHOICES: tl.constexpr):
-    """The weights of the expert among each row's choices, and where it stands there: 2K registers."""
-    shares = ()
-    chosen = ()
-    for j in tl.static_range(CHOICES):
-        b_named = tl.load(experts_ptr + o_row * CHOICES + j, mask=m_row, other=-1)
-        b_share = tl.load(weights_ptr + o_row * CHOICES + j, mask=m_row, other=0.0)
-        shares = shares + single(b_share)
-        chosen = chosen + single(b_named == i_expert)
-    return shares, chosen
 
 
 @triton.jit
@@ -236,15 +100,15 @@ def _store_inner(
     s_odd = tl.load(x_scales_ptr + o_even + 1)
     if ROUTED:
         # on their way while the warps are added up
-        shares_even, chosen_even = _shares(experts_ptr, weights_ptr, i_expert, o_even, m_even, CHOICES)
+        shares_even, chosen_even = shares_of(experts_ptr, weights_ptr, i_expert, o_even, m_even, CHOICES)
         if COLUMNS > 1:
-            shares_odd, chosen_odd = _shares(experts_ptr, weights_ptr, i_expert, o_even + 1, m_odd, CHOICES)
+            shares_odd, chosen_odd = shares_of(experts_ptr, weights_ptr, i_expert, o_even + 1, m_odd, CHOICES)
     if PTX:
         acc = sum_warps(sum_chains(acc, COLUMNS), o_thread, o_warp, WARPS, WARPS)
     else:
         acc = sum_warps_plainly(sum_chains(acc, 8), WARPS)
     UP: tl.constexpr = len(acc) // 2
-    b_even = _swiglu(acc[0] * s_even, acc[UP] * s_even, limit)
+    b_even = swiglu(acc[0] * s_even, acc[UP] * s_even, limit)
     p_even = out_ptr + (o_even * (CHOICES + 1) * INNER + i_tile * 8 + o_thread % 32 // 4)
     p_odd = p_even + (CHOICES + 1) * INNER
     if ROUTED:
@@ -253,12 +117,64 @@ def _store_inner(
     else:
         tl.store(p_even + CHOICES * INNER, b_even, mask=m_even)
     if COLUMNS > 1:
-        b_odd = _swiglu(acc[1] * s_odd, acc[UP + 1] * s_odd, limit)
+        b_odd = swiglu(acc[1] * s_odd, acc[UP + 1] * s_odd, limit)
         if ROUTED:
             for j in tl.static_range(CHOICES):
                 tl.store(p_odd + j * INNER, b_odd * shares_odd[j], mask=m_odd & chosen_odd[j])
         else:
             tl.store(p_odd + CHOICES * INNER, b_odd, mask=m_odd)
+
+
+@triton.jit
+def _lines_of_few(
+    p_w,
+    x_ptr,
+    x_scales_ptr,
+    weights_ptr,
+    out_ptr,
+    limit,
+    zero,
+    i_tile,
+    i_first,
+    i_last,
+    INNER: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    NAMING: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Of an expert that one or two choices name: the columns hold units of those rows, however many rows there are."""
+    o_thread = tl.arange(0, 32 * WARPS)
+    o_lane = o_thread % 32
+    o_warp = o_thread // 32
+    o_g = o_lane // 4
+    o_t = o_lane % 4
+    if NAMING == 1:
+        i_row = i_first // CHOICES
+        o_unit = o_g // 2 + o_g % 2 * 4  # columns 2t and 2t + 1 hold units t and t + 4
+    else:
+        i_row = tl.where(o_g % 2 == 0, i_first, i_last) // CHOICES
+        o_unit = o_g // 2
+    o_x = (o_warp * 8 + o_unit) * (64 * COLUMNS) + i_row * 64 + o_t * 16
+    p_x = x_ptr.to(tl.int64) + o_x
+    acc = routed_by_lanes(p_w, p_x, o_g, o_t, zero, BLOCKS, WARPS, DEPTH, NAMING, COLUMNS)
+    i_choice = tl.where(o_t == 0, i_first, i_last)
+    i_row = i_choice // CHOICES
+    m_line = (o_warp == 0) & (o_t < NAMING)
+    s_row = tl.load(x_scales_ptr + i_row, mask=m_line, other=0.0)
+    b_share = tl.load(weights_ptr + i_choice, mask=m_line, other=0.0)
+    acc = sum_warps(sum_chains(acc, NAMING), o_thread, o_warp, WARPS, WARPS)
+    if NAMING == 1:
+        b_gate = acc[0]
+        b_up = acc[1]
+    else:
+        b_gate = tl.where(o_t == 0, acc[0], acc[1])
+        b_up = tl.where(o_t == 0, acc[2], acc[3])
+    b_inner = swiglu(b_gate * s_row, b_up * s_row, limit) * b_share
+    # line i · (K+1) + j of choice i · K + j
+    tl.store(out_ptr + ((i_choice + i_row) * INNER + i_tile * 8 + o_g), b_inner, mask=m_line)
 
 
 @triton.jit(do_not_specialize=["T", "zero"])
@@ -279,6 +195,8 @@ def _expert_up_kernel(
     CHOICES: tl.constexpr,
     COLUMNS: tl.constexpr,
     WARPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    FEW: tl.constexpr,
     DEPENDENT: tl.constexpr,
     OLDER: tl.constexpr,
     PTX: tl.constexpr,
@@ -307,13 +225,13 @@ def _expert_up_kernel(
         o_w = i_tile * (HIDDEN * 16) + o_warp * 4096
         if PTX:
             p_w = shared_ptr.to(tl.int64) + (o_w + o_lane * 16)
-            acc = _shared_by_lanes(p_w, p_s, p_x, o_t, zero, UP, BLOCKS, WARPS, COLUMNS, DEPENDENT, OLDER)
+            acc = shared_by_lanes(p_w, p_s, p_x, o_t, zero, UP, BLOCKS, WARPS, COLUMNS, DEPENDENT, OLDER)
         else:
             if DEPENDENT:
                 gdc_wait()
                 gdc_launch_dependents()
             p_w = shared_ptr.to(tl.pointer_type(tl.uint8)) + o_w
-            acc = _shared_plainly(p_w, p_s, p_even, p_odd, o_g, UP, COLUMNS * 32, BLOCKS, WARPS)
+            acc = shared_plainly(p_w, p_s, p_even, p_odd, o_g, UP, COLUMNS * 32, BLOCKS, WARPS)
         _store_inner(
             acc, x_scales_ptr, experts_ptr, weights_ptr, out_ptr, T, limit, i_tile, 0,
             INNER, CHOICES, COLUMNS, WARPS, False, PTX,
@@ -326,18 +244,41 @@ def _expert_up_kernel(
             gdc_wait()
             gdc_launch_dependents()
         i_expert = tl.load(experts_ptr + i_choice)
-        if _first_choice(experts_ptr, i_expert, T, CHOICES, COLUMNS) == i_choice:
+        i_first, i_last, naming = choices_naming(experts_ptr, i_expert, T, CHOICES, COLUMNS, "")
+        if i_first == i_choice:
             o_matrix = (i_expert.to(tl.int64) * TILES + i_tile) * (HIDDEN // 256 * 2176)
             if PTX:
                 p_w = routed_ptr.to(tl.int64) + o_matrix + (o_warp * 2176 + o_lane * 16)
-                acc = _routed_by_lanes(p_w, p_x, o_g, o_t, zero, BLOCKS, WARPS, COLUMNS)
+                if FEW and COLUMNS > 1:
+                    if naming == 1:
+                        _lines_of_few(
+                            p_w, x_ptr, x_scales_ptr, weights_ptr, out_ptr, limit, zero, i_tile, i_first, i_last,
+                            INNER, CHOICES, BLOCKS, WARPS, DEPTH, 1, COLUMNS,
+                        )  # fmt: skip
+                    elif naming == 2:
+                        _lines_of_few(
+                            p_w, x_ptr, x_scales_ptr, weights_ptr, out_ptr, limit, zero, i_tile, i_first, i_last,
+                            INNER, CHOICES, BLOCKS, WARPS, DEPTH, 2, COLUMNS,
+                        )  # fmt: skip
+                    elif COLUMNS > 2:
+                        acc = routed_by_lanes(p_w, p_x, o_g, o_t, zero, BLOCKS, WARPS, 1, COLUMNS, COLUMNS)
+                        _store_inner(
+                            acc, x_scales_ptr, experts_ptr, weights_ptr, out_ptr, T, limit, i_tile, i_expert,
+                            INNER, CHOICES, COLUMNS, WARPS, True, True,
+                        )  # fmt: skip
+                else:
+                    acc = routed_by_lanes(p_w, p_x, o_g, o_t, zero, BLOCKS, WARPS, DEPTH, COLUMNS, COLUMNS)
+                    _store_inner(
+                        acc, x_scales_ptr, experts_ptr, weights_ptr, out_ptr, T, limit, i_tile, i_expert,
+                        INNER, CHOICES, COLUMNS, WARPS, True, True,
+                    )  # fmt: skip
             else:
                 p_w = routed_ptr.to(tl.pointer_type(tl.uint8)) + o_matrix + o_warp * 2176
-                acc = _routed_plainly(p_w, p_even, p_odd, o_g, COLUMNS * 32, BLOCKS, WARPS)
-            _store_inner(
-                acc, x_scales_ptr, experts_ptr, weights_ptr, out_ptr, T, limit, i_tile, i_expert,
-                INNER, CHOICES, COLUMNS, WARPS, True, PTX,
-            )  # fmt: skip
+                acc = routed_plainly(p_w, p_even, p_odd, o_g, COLUMNS * 32, BLOCKS, WARPS)
+                _store_inner(
+                    acc, x_scales_ptr, experts_ptr, weights_ptr, out_ptr, T, limit, i_tile, i_expert,
+                    INNER, CHOICES, COLUMNS, WARPS, True, False,
+                )  # fmt: skip
 
 
 def expert_up(
@@ -424,20 +365,6 @@ def launch(
     return out
 
 
-def require_choices(experts: Tensor, device: torch.device) -> tuple[int, int]:
-    """Refuse a table of choices that no kernel reads; return T and K.
-
-    Raises:
-        ValueError: `experts` has another shape, dtype or place, or holds more than 64 choices.
-    """
-    require(experts.ndim == 2, "experts must be [T, K]", tuple(experts.shape))
-    count, choices = experts.shape
-    require(1 <= count <= ROWS_MAX, f"experts must have 1 to {ROWS_MAX} rows", count)
-    require(0 < count * choices <= CHOICES_MAX, f"experts must hold 1 to {CHOICES_MAX} choices", (count, choices))
-    require_tensor(experts, "experts", (count, choices), torch.int32, device)
-    return count, choices
-
-
 def constants(
     hidden: int,
     inner: int,
@@ -455,6 +382,8 @@ def constants(
         "CHOICES": choices,
         "COLUMNS": token_columns,
         "WARPS": cut.warps,
+        "DEPTH": cut.depth,
+        "FEW": cut.few,
         "DEPENDENT": dependent,
         "OLDER": rows_are_older,
         "PTX": ptx,

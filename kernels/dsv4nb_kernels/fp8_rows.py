@@ -50,9 +50,9 @@ SPILLED_BYTES_MAX = 32  # per thread, of every cut below with its cap of registe
 TUNINGS = {
     (1536, 4096): Tuning(splits=8, registers=96),  # wq_a and wkv in one matrix
     (8192, 1024): Tuning(registers=128),  # the indexer's wq_b
-    (16384, 1024): Tuning(depth=6, ahead=4, registers=96),  # half of wq_b
+    (16384, 1024): Tuning(depth=6, ahead=4, registers=96, wide=(4, 4, 112)),  # half of wq_b
     (32768, 1024): Tuning(tiles=4, warps=1, ahead=8, registers=128),  # wq_b
-    (4096, 4096): Tuning(splits=4, depth=6, ahead=4, registers=96),  # half of wo_a, half of wo_b
+    (4096, 4096): Tuning(splits=4, depth=6, ahead=4, registers=96, wide=(6, 4, 128)),  # half of wo_a, half of wo_b
     (8192, 4096): Tuning(splits=4, registers=128),  # wo_a
     (4096, 8192): Tuning(splits=4, warps=4, registers=96),  # wo_b
 }
@@ -345,6 +345,8 @@ def launch(
         out = torch.empty(cut.splits, count, n, dtype=torch.float32, device=device)
     require_tensor(out, "out", (cut.splits, count, n), torch.float32, device)
     by_lanes = runs_ptx(device) if ptx is None else ptx
+    token_columns = token_columns or columns(count)
+    cut = cut.at(token_columns)
     _fp8_rows_kernel[(cut.splits, n // (TILE * cut.tiles))](
         matrix.words,
         matrix.scales,
@@ -352,7 +354,7 @@ def launch(
         rows.scales,
         out,
         count,
-        **constants(n, k, cut, token_columns or columns(count), groups, dependent and by_lanes, by_lanes),
+        **constants(n, k, cut, token_columns, groups, dependent and by_lanes, by_lanes),
         **(compiler_options(cut, dependent) if by_lanes else {}),
     )
     return out

@@ -121,7 +121,33 @@ def _fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
 _E4M3 = np.arange(256, dtype=np.uint8)
 _E4M3_VALUES = torch.from_numpy(_E4M3).view(torch.float8_e4m3fn).to(torch.float16).numpy()
 
+
+def _pair(high: Lanes, low: Lanes) -> Lanes:
+    """Two float32 as float16 in one word."""
+    halves = [_f32(bits).astype(np.float16).view(np.uint16).astype(np.uint32) for bits in (low, high)]
+    return halves[0] | halves[1] << 16
+
+
+def _e4m3_pair(high: Lanes, low: Lanes) -> Lanes:
+    codes = [
+        torch.from_numpy(_f32(bits).clip(-448, 448)).to(torch.float8_e4m3fn).view(torch.uint8).numpy().astype(np.uint32)
+        for bits in (low, high)
+    ]
+    return codes[0] | codes[1] << 8
+
+
+def _mul_pairs(a: Lanes, b: Lanes) -> Lanes:
+    halves = [
+        (_half(a, i, False) * _half(b, i, False)).astype(np.float16).view(np.uint16).astype(np.uint32) for i in (0, 1)
+    ]
+    return halves[0] | halves[1] << 16
+
+
 _ARITHMETIC: dict[str, Callable[..., Lanes]] = {
+    "max.f32": lambda a, b: _bits(np.maximum(_f32(a), _f32(b))),
+    "mul.rn.f16x2": _mul_pairs,
+    "cvt.rn.f16x2.f32": _pair,
+    "cvt.rn.satfinite.e4m3x2.f32": _e4m3_pair,
     "add.rn.f32": lambda a, b: _bits(_f32(a) + _f32(b)),
     "mul.rn.f32": lambda a, b: _bits(_f32(a) * _f32(b)),
     "fma.rn.f32": _fma,

@@ -60,7 +60,7 @@ def compile_variant(op: str, shape: str, columns: int, capability: int) -> dict[
     if op.startswith("expert"):
         return {**found, **compile_experts(op, n, k, columns, capability)}
     if op == "fp8_rows":
-        cut, kernel = fp8_rows.tuning(n, k), fp8_rows._fp8_rows_kernel
+        cut, kernel = fp8_rows.tuning(n, k).at(columns), fp8_rows._fp8_rows_kernel
         constants = fp8_rows.constants(n, k, cut, columns)
         pointers = {"words_ptr": "*i32", "w_scales_ptr": "*fp32", "x_ptr": "*fp16", "x_scales_ptr": "*fp32"}
     else:
@@ -95,11 +95,13 @@ def compile_experts(op: str, hidden: int, inner: int, columns: int, capability: 
         constants = expert_down.constants(hidden, inner, 6, cut, columns, early)
         signature |= {"inner_ptr": "*fp32" if early else "*fp16"}
     used = resources(kernel, signature, constants, module.options(cut), capability)
-    sums = 2 if is_up else 1  # the shared expert's programs and the others' have one each
+    values = 2 if columns == 1 else 4
+    if is_up:  # the shared expert's programs add up, and those of an expert of one row, of two rows, of more
+        values += {1: 2, 2: 6}.get(columns, 10)
     return {
         "cap": cut.registers or 255,
         "spills": module.SPILLED_BYTES_MAX[capability],
-        "own_shared": sums * cut.warps * 32 * 4 * (2 if columns == 1 else 4),
+        "own_shared": values * cut.warps * 32 * 4,
         "uses_lanes": True,
         **asdict(used),
     }

@@ -179,6 +179,17 @@ def test_m28_a_row_of_a_step_equals_the_row_alone(cut: tuple[int, kernel.Tuning]
     require_rows_alone(step, lambda s: run(s, weights, tuning, True), [[2, 1], [2, 0, 1], [1, 2, 0, 2, 1]])
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_rounding_early_changes_no_bit(rows: int, cut: tuple[int, kernel.Tuning], form: Any) -> None:
+    if not form.ptx:
+        pytest.skip("without PTX the lines are rounded before")
+    inner, tuning = cut
+    weights = draw_layer(HIDDEN, inner, EXPERTS, form.device).packed()
+    step = draw_step(rows, inner, EXPERTS, CHOICES, form.device)
+    assert torch.equal(run(step, weights, tuning, True, early=True), run(step, weights, tuning, True))
+
+
 def test_m28_a_cut_that_depends_on_the_number_of_rows_is_caught(form: Any) -> None:
     if not form.ptx:
         pytest.skip("one form will do")
@@ -215,7 +226,7 @@ def test_refuses_by_name(form: Any) -> None:
         (lambda: kernel.expert_down(lines, experts.flatten(), weights), r"experts must be \[T, K\]"),
         (lambda: kernel.expert_down(lines, experts, short), "routed must have shape"),
         (lambda: kernel.expert_down(lines, experts, weights, out=torch.empty(3, 8, device=device)), "out must have"),
-        (lambda: kernel.expert_down(lines, experts, weights, rounded=lines), "out must be torch.float16"),
+        (lambda: kernel.expert_down(lines, experts, weights, rounded=lines), "rounded must be torch.float16"),
         (lambda: kernel.launch(lines, experts, weights, cut, ptx=True), "inner must be float16 for more than 2 rows"),
         (lambda: kernel.launch(lines, experts, weights, cut, ptx=False), "inner must be float16 where there is no PTX"),
         (lambda: kernel.launch(round_inner(lines), experts, weights, kernel.Tuning(warps=4)), "I must be 128 or 256"),

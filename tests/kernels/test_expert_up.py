@@ -206,6 +206,18 @@ def test_m28_a_cut_that_depends_on_the_number_of_rows_is_caught(form: Any) -> No
         require_rows_alone(step, keyed, [[0, 1]])
 
 
+def test_m28_few_rows_columns_change_no_bit(form: Any) -> None:
+    """One, two and three rows choose an expert; weights on their way or all there."""
+    if not form.ptx:
+        pytest.skip("without PTX every row takes the same path")
+    weights = draw_layer(1024, INNER, 4, form.device).packed()
+    step = draw_step(3, 1024, 4, CHOICES).to(form.device)
+    step.experts.copy_(torch.tensor([[0, 3], [1, 3], [0, 3]]))
+    plain = run(step, weights, True, kernel.Tuning(warps=2, few=False))
+    for depth in (1, 2):
+        assert torch.equal(run(step, weights, True, kernel.Tuning(warps=2, depth=depth)), plain)
+
+
 def test_refuses_by_name(form: Any) -> None:
     device = form.device
     weights = draw_layer(HIDDEN, INNER, EXPERTS, device).packed()
@@ -259,6 +271,17 @@ def test_m28_rows_of_one_to_eight_equal_the_row_alone_on_the_gpu(shape: tuple[in
     step = draw_step(8, hidden, experts, choices).to(device)
     batches = [list(range(rows)) for rows in range(1, 9)]
     require_rows_alone(step, lambda s: run(s, weights), [*batches, [5, 3, 0, 7, 1, 6], [7, 7, 2]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_m28_few_rows_columns_change_no_bit_on_the_gpu(depth: int) -> None:
+    device, (hidden, inner, experts, choices) = torch.device("cuda"), HALF_MODEL
+    weights = draw_layer(hidden, inner, experts, device).packed()
+    for rows in range(1, 9):
+        step = draw_step(rows, hidden, experts, choices).to(device)
+        out = run(step, weights, cut=kernel.Tuning(depth=depth))
+        assert torch.equal(out, run(step, weights, cut=kernel.Tuning(few=False))), f"{rows} rows"
 
 
 @pytest.mark.gpu

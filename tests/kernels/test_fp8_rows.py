@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kernels
 
 # a cut, and a matrix of two programs for it
 CASES = [
-    pytest.param(Tuning(depth=4), 32, 512, id="two warps"),
+    pytest.param(Tuning(depth=4, wide=(3, 2, None)), 32, 512, id="two warps"),
     pytest.param(Tuning(tiles=2, warps=1, depth=2, ahead=2), 64, 256, id="two tiles"),
     pytest.param(Tuning(splits=2, depth=4, ahead=8), 16, 1024, id="two splits"),
 ]

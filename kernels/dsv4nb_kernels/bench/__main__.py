@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dsv4nb_kernels.bench", description=__doc__)
     parser.add_argument("--op", nargs="+", choices=operations(), default=operations(), help="which; all when absent")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6], help="steps of this many rows")
+    parser.add_argument("--shape", nargs="+", help="only these, as the table names them; all when absent")
     parser.add_argument("--quick", action="store_true", help="the product's arms and the peers, no other cuts")
     parser.add_argument("--best", type=int, default=2, help="how many of our arms to print besides the product's")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit for measuring, compiling not counted")
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     modules = [importlib.import_module(f"{bench.__name__}.{op}") for op in options.op]
     arms = [arm for module in modules for arm in module.arms(device) if arm.rows in options.rows]
+    arms = [arm for arm in arms if options.shape is None or arm.shape in options.shape]
     arms = [arm for arm in arms if arm.is_product or arm.is_peer] if options.quick else arms
     _driver.precompile(arms)
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {len(arms)} arms, ", end="")

@@ -17,7 +17,7 @@ from dsv4nb_kernels._expert_weights import DownWeights
 from dsv4nb_kernels._launch import columns
 from dsv4nb_kernels.bench import expert_up as up
 from dsv4nb_kernels.bench._driver import Arm, Launch, require_close
-from dsv4nb_kernels.bench.expert_up import CHOICES, HIDDEN, INNER, PROBLEMS, SWEPT_ROWS
+from dsv4nb_kernels.bench.expert_up import CHOICES, HIDDEN, INNER, PROBLEMS, SWEPT, SWEPT_ROWS
 
 OP = "expert_down"
 CAPS = (96, 104, 112, 116, 120, 128, None)
@@ -28,7 +28,7 @@ Rounding = Literal["early", "apart", "before"]
 
 
 def arms(device: torch.device) -> list[Arm]:
-    """Return the product's cut on every problem, the other cuts at T = 1 and 6, and both halves in a row."""
+    """Return the product's cut on every problem, other cuts at T = 1 and 6, and both halves in a row."""
     return [
         arm
         for shape, (size, unions) in PROBLEMS.items()
@@ -57,12 +57,10 @@ def _own(device: torch.device, shape: str, size: str, rows: int, distinct: int) 
 
     ways: tuple[Rounding, ...] = ("early", "apart", "before") if rows <= 2 else ("apart", "before")
     yield from (arm(product, rounding) for rounding in ways)
-    if rows in SWEPT_ROWS and shape == size:
+    if (shape, rows) in SWEPT or (size == "whole" and rows in SWEPT_ROWS):
+        warps, caps = (4, (112, 128, None)) if size == "half" else (16, (112, 128))
         cuts = [replace(product, registers=cap) for cap in CAPS]
-        if size == "half":
-            cuts += [replace(product, warps=4, registers=cap) for cap in (112, 128, None)]
-        else:
-            cuts += [replace(product, warps=16, registers=cap) for cap in (112, 128)]
+        cuts += [replace(product, warps=warps, registers=cap) for cap in caps]
         yield from (arm(cut, chosen) for cut in cuts if cut != product)
         yield arm(product, chosen, dependent=False)
 

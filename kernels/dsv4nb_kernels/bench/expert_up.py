@@ -31,7 +31,23 @@ PROBLEMS = {
     "whole": ("whole", INDEPENDENT),
 }
 SWEPT_ROWS = (1, 6)
-CAPS = (64, 72, 80, 96, None)
+SWEPT = (("half", 1), ("half, 30", 6))
+# warps, depth, cap of registers, columns of few rows for experts of few rows; the most promising first
+CUTS = (
+    (4, 1, 80, True),
+    (4, 2, 96, True),
+    (4, 1, 72, False),
+    (4, 2, 80, True),
+    (4, 4, 128, True),
+    (4, 1, 96, True),
+    (4, 2, 72, True),
+    (4, 1, 64, True),
+    (4, 1, 80, False),
+    (2, 2, 96, True),
+    (2, 3, 128, True),
+    (8, 2, 80, True),
+    (4, 3, 112, True),
+)
 UNROUNDED = 1e-6
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -66,13 +82,13 @@ def _own(device: torch.device, shape: str, size: str, rows: int, distinct: int) 
 
     yield arm(product, str(product))
     yield arm(product, f"{product}, rows older", older=True)
-    if rows in SWEPT_ROWS and shape == size:
-        cuts = [replace(product, registers=cap) for cap in CAPS]
-        yield from (arm(cut, f"{cut}, rows older", older=True) for cut in cuts if cut != product)
-        if size == "half":
-            cuts += [expert_up.Tuning(warps=2, registers=cap) for cap in (80, 128, None)]
+    if (shape, rows) in SWEPT:
+        cuts = [expert_up.Tuning(warps=w, depth=d, registers=r, few=few) for w, d, r, few in CUTS]
         yield from (arm(cut, str(cut)) for cut in cuts if cut != product)
         yield arm(product, "not dependent", dependent=False)
+    else:
+        every = replace(product, few=False)
+        yield arm(every, str(every))
 
 
 def bytes_read(inner: int, distinct: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsv4nb_kernels import fp8_rows
 from dsv4nb_kernels._e8m0 import scales_of
-from dsv4nb_kernels._launch import Tuning, columns, compiler_options
+from dsv4nb_kernels._launch import WIDE, Tuning, columns, compiler_options
 from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
 from dsv4nb_kernels.bench._driver import Arm, Launch, random_words, require_close
 
@@ -19,7 +19,7 @@ OP = "fp8_rows"
 SHAPES = {
     "q_b half": (16384, 1024, 1, ((1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 4, 1))),
     "o_b half": (4096, 4096, 1, ((1, 2, 4), (1, 4, 2), (1, 4, 4), (4, 1, 4))),
-    "o_a half": (4096, 4096, 4, ()),
+    "o_a half": (4096, 4096, 4, ((1, 2, 4),)),
     "q_b": (32768, 1024, 1, ((1, 2, 1), (4, 1, 1))),
     "o_a": (8192, 4096, 8, ((1, 2, 4), (1, 4, 2), (4, 1, 4))),
     "o_b": (4096, 8192, 1, ((1, 4, 4), (1, 2, 8), (1, 4, 2))),
@@ -28,6 +28,25 @@ SHAPES = {
 }
 # chunks of weights on their way, chunks by which rows are requested in advance, cap of registers
 PIPELINES = ((8, 0, 128), (8, 8, 128), (6, 4, 96), (4, 4, 80))
+# of steps of eight columns
+WIDE_PIPELINES = (
+    (6, 0, 112),
+    (6, 0, 104),
+    (6, 0, 120),
+    (6, 0, 128),
+    (6, 1, 112),
+    (6, 2, 112),
+    (6, 2, 128),
+    (6, 4, 128),
+    (5, 0, 104),
+    (5, 0, 112),
+    (7, 0, 112),
+    (7, 0, 128),
+    (8, 0, 120),
+    (8, 2, 128),
+    (4, 0, 96),
+    (4, 4, 112),
+)
 MORE_PIPELINES = ((8, 0, None), (8, 8, None), (6, 0, 112), (4, 8, None), (4, 0, 72), (2, 4, 64))
 SWEPT_ROWS = (1, 6)
 ROWS = (1, 2, 4, 6)
@@ -45,19 +64,24 @@ def arms(device: torch.device) -> list[Arm]:
     ]
 
 
-def _cuts(n: int, k: int, shapes: tuple[tuple[int, int, int], ...]) -> Iterator[Tuning]:
+def _cuts(n: int, k: int, token_columns: int, shapes: tuple[tuple[int, int, int], ...]) -> Iterator[Tuning]:
     for i, (tiles, warps, splits) in enumerate(shapes):
-        pipelines = PIPELINES + MORE_PIPELINES if i == 0 and n * k == 1 << 24 else PIPELINES
+        pipelines: tuple[tuple[int, int, int | None], ...] = PIPELINES
+        if n * k == 1 << 24:
+            if i == 0:
+                pipelines += MORE_PIPELINES
+            if token_columns == WIDE:
+                pipelines = WIDE_PIPELINES if i == 0 else WIDE_PIPELINES[:1]
         for depth, ahead, registers in pipelines:
             cut = Tuning(tiles=tiles, warps=warps, splits=splits, depth=depth, ahead=ahead, registers=registers)
-            if cut != fp8_rows.tuning(n, k) and depth * 64 * warps * splits <= k:
+            if cut != fp8_rows.tuning(n, k).at(token_columns) and depth * 64 * warps * splits <= k:
                 yield cut
 
 
 def _own(
     device: torch.device, name: str, n: int, k: int, groups: int, shapes: tuple[tuple[int, int, int], ...], rows: int
 ) -> Iterator[Arm]:
-    product = fp8_rows.tuning(n, k)
+    product = fp8_rows.tuning(n, k).at(columns(rows))
 
     def arm(cut: Tuning, label: str, dependent: bool = True, token_columns: int | None = None) -> Arm:
         width = token_columns or columns(rows)
@@ -75,7 +99,7 @@ def _own(
 
     yield arm(product, str(product))
     if rows in SWEPT_ROWS:
-        yield from (arm(cut, str(cut)) for cut in _cuts(n, k, shapes))
+        yield from (arm(cut, str(cut)) for cut in _cuts(n, k, columns(rows), shapes))
         yield arm(product, "not dependent", dependent=False)
         if rows == 1:
             yield arm(product, "eight columns", token_columns=8)
