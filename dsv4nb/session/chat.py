@@ -191,6 +191,11 @@ class Chat:
         """Whether a turn is queued or running."""
         return self._is_busy
 
+    @property
+    def ticket(self) -> Ticket | None:
+        """The turn that runs, else the last one that did; None before the first."""
+        return self._ticket
+
     def submit(self, text: str, **options: Any) -> Ticket:
         """Start a turn and return at once; tools that are functions are called on another thread.
 

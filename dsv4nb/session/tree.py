@@ -45,8 +45,11 @@ class Turn:
         """Return the turn as if it had been stopped before one of its rounds, counted from 0.
 
         Raises:
-            RequestError: there is no such round, or the turn made calls, between whose runs nothing can be cut.
+            RequestError: there is no such round, or the turn failed, or it made calls, between whose runs nothing can
+                be cut.
         """
+        if self.error is not None:
+            raise RequestError("this turn failed and is not part of the history; go back to a turn", param="round")
         if self.calls:
             raise RequestError("this turn made calls; go back to a turn, not to a round", param="round")
         if isinstance(round, bool) or not isinstance(round, int) or not 0 <= round < len(self.rounds):

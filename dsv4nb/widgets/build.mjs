@@ -4,7 +4,7 @@ import { build } from "esbuild";
 
 await build({
   absWorkingDir: import.meta.dirname,
-  entryPoints: ["js/chat.js"],
+  entryPoints: ["js/chat.js", "js/acceptance.js"],
   outdir: process.argv[2] ?? "static",
   bundle: true,
   minify: true,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsv4nb.errors import RequestError
+from dsv4nb.errors import EngineError, RequestError
 from dsv4nb.model import Model, load
 from dsv4nb.testing.fake_engine import FakeTokenizer
 
@@ -86,6 +86,19 @@ def test_a_round_that_is_not_there_is_refused_and_nothing_changes(make_model: Ma
     assert len(chat.branches.nodes) == 2
     chat.rewind(1, round=1)
     assert len(chat.turns) == 1 and chat.turns[0].stop_reason == "cancelled"
+
+
+def test_a_turn_that_failed_is_refused(make_model: MakeModel) -> None:
+    tokens = FakeTokenizer()
+    script = tokens.encode_plain("w0 w1 w2 w3 w4 w5 w6 w7 w8 w9")
+    model = make_model([script], tokenizer=tokens, drafts=lambda before: [1] * 5, faults={2: RuntimeError("broke")})
+    chat = model.chat(temperature=0)
+    with pytest.raises(EngineError):
+        chat.send("hi")
+    assert chat.turns[-1].rounds
+    with pytest.raises(RequestError, match="this turn failed"):
+        chat.rewind(round=0)
+    assert len(chat.turns) == 1 and chat.messages == []
 
 
 def test_a_turn_with_calls_goes_back_as_a_whole(toy: Model) -> None:

@@ -1,4 +1,4 @@
-// Messages between a chat's page and its kernel; protocol.py declares the same, and a test compares them.
+// Messages between a panel's page and its kernel; protocol.py declares the same, and a test compares them.
 
 export const FROM_KERNEL = {
   "begin": ["run", "user", "command"],
@@ -14,6 +14,30 @@ export const FROM_PAGE = {
   "resync": []
 };
 export const CHANNELS = { "c": "content", "r": "reasoning", "t": "tool", "h": "hidden" };
+
+// The acceptance panel: `run` counts what its kernel half has shown; rounds are lists of the fields below.
+export const ROUNDS_FROM_KERNEL = {
+  "turns": ["turns", "shown", "follows"],
+  "snapshot": ["run", "label", "note", "live", "rewinds", "mode", "rounds", "figures"],
+  "frame": ["run", "start", "rounds", "figures"],
+  "ended": ["run", "note", "rewinds"],
+  "sweep": ["run", "n", "points", "note"],
+  "ack": ["id", "ok", "error"]
+};
+export const ROUNDS_FROM_PAGE = {
+  "show": ["id", "turn"],
+  "rewind": ["id", "run", "round"],
+  "sweep": ["id", "run"],
+  "resync": []
+};
+export const ROUND = [
+  "reply", "round", "start", "pending", "drafts", "accepts", "verified", "next", "kind", "emitted", "stop",
+  "ms", "reason", "reasoning", "content"
+];
+export const DRAFT = ["text", "chosen", "status", "conf", "survival", "margin", "q", "p"];
+export const STATUSES = {
+  "a": "accepted", "r": "rejected", "u": "unreached", "n": "not_verified", "s": "past_stop"
+};
 
 /**
  * @typedef {{ run: number, user: string, command: string }} Begin
