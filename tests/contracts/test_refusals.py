@@ -103,6 +103,12 @@ class Broken:
     def model_validate(cls, value: Any) -> Any: ...
 
 
+def drafting(**asked: Any) -> None:
+    """Ask a model that has a drafter."""
+    with fake_model("Hello there.", max_seq=MAX_SEQ, drafts=lambda before: [1] * 5) as model:
+        model.submit("a", **asked)
+
+
 R, E = RequestError, EncodingError
 # what is asked, the error, the argument that it names, and what it says: the value met, the limit, the way out
 REFUSED: list[tuple[dict[str, Any], type[Dsv4Error], str | None, tuple[str, ...]]] = [
@@ -125,6 +131,8 @@ REFUSED: list[tuple[dict[str, Any], type[Dsv4Error], str | None, tuple[str, ...]
     # values
     ({"prompt": "a", "temperature": "hot"}, R, "temperature", ("'hot'", "must be a number")),
     ({"prompt": "a", "top_p": 1.5}, R, "top_p", ("1.5", "in (0, 1]")),
+    ({"prompt": "a", "spec": True}, R, "spec", ("the checkpoint has no drafter", "leave it out")),
+    ({"prompt": "a", "spec_depth": 2}, R, "spec_depth", ("the checkpoint has no drafter", "leave it out")),
     ({"prompt": "a", "max_new": -1}, R, "max_new", ("-1", "at least 0")),
     ({"prompt": "a", "thinking": 1}, R, "thinking", ("1", "True or False")),
     ({"prompt": "a", "stop": 5}, R, "stop", ("stop is 5", "a list of texts")),
@@ -234,6 +242,18 @@ REFUSED: list[tuple[dict[str, Any], type[Dsv4Error], str | None, tuple[str, ...]
 
 # as above, through other doors; the model says one reply with a call
 DOORS: list[tuple[Callable[[Model], object], type[Dsv4Error], str | None, tuple[str, ...]]] = [
+    (lambda m: drafting(spec_window="slot@0.5"), R, "spec_window", ("'slot@0.5'", "('slot', tau)")),
+    (lambda m: drafting(spec_window=("slot", 1.0)), R, "spec_tau", ("1.0", "in (0, 1)")),
+    (lambda m: drafting(spec_window=("slot", 0.5, 5)), R, "spec_window", ("floor", "is 5", "0 to 4")),
+    (lambda m: drafting(spec_depth=7), R, "spec_depth", ("is 7", "1 to 6 rows")),
+    (lambda m: drafting(spec=False, spec_depth=2), R, "spec_depth", ("no effect with spec=False",)),
+    (lambda m: drafting(spec_mode="block"), R, "spec_mode", ("'block'", "'exact' or 'rejection'")),
+    (
+        lambda m: drafting(spec_mode="rejection", sampler="inverse_cdf"),
+        R,
+        "spec_mode",
+        ("'inverse_cdf' can draw once", "use sampler='gumbel'"),
+    ),
     (lambda m: m.chat().submit(5), R, "text", ("must be text, not int",)),  # type: ignore[arg-type]
     (lambda m: m.chat().send(""), PromptEmpty, "text", ("at least one character",)),
     (lambda m: m.chat(approve=5), R, "approve", ("5", "a function of a call")),  # type: ignore[arg-type]
