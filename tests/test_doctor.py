@@ -70,7 +70,7 @@ def make_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Model]]
 
 @pytest.fixture(scope="module")
 def toy() -> Iterator[Model]:
-    with load("toy") as made:
+    with load("toy", name="doctor") as made:  # an engine that no other test holds blocks of
         yield made
 
 
