@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
-from dsv4nb.events import Done, Event, Failed, Round, Token
-from dsv4nb.rounds import SpecTotals
-from dsv4nb.stream.transcript import Entry, Transcript, entry_from_events
+from dsv4nb.events import Event, Token, ToolCall, ToolResult
+from dsv4nb.stream.transcript import Entry, Transcript, ended_entry, entry_from_events
 
 UPDATE_S = 0.1  # each update carries the whole reply; ten a second read as a stream
 POLL_S = 0.05
@@ -77,8 +76,12 @@ class TerminalScreen:
         """Write what is new."""
         if self._is_live:
             for event in events[self._seen :]:
-                if isinstance(event, Token) and event.channel != "hidden" and event.text:
+                if isinstance(event, Token) and event.channel in ("content", "reasoning") and event.text:
                     self._write(event.channel, event.text)
+                elif isinstance(event, ToolCall):
+                    self._write(f"call {event.id}", f"[Call] {event.name}({event.arguments})")
+                elif isinstance(event, ToolResult):
+                    self._write(f"result {event.id}", f"[Result] {event.name} → {event.content}")
             self._seen = len(events)
 
     def _write(self, channel: str, text: str) -> None:
@@ -118,41 +121,8 @@ def follow(ticket: Ticket, screen: Screen) -> tuple[Any, bool]:
                 break
     events = ticket.poll(0)[0]
     screen.show(events)
-    screen.finish(_finished(events))
+    screen.finish(ended_entry("", events))
     return ticket.result(), is_interrupted
-
-
-def _finished(events: Sequence[Event]) -> Entry:
-    entry = entry_from_events("", events)
-    last = events[-1] if events else None
-    if isinstance(last, Failed):
-        return replace(entry, error=last.message)
-    done: Any = last
-    told = _Footed(**{f.name: getattr(entry, f.name) for f in fields(entry)}, footer=_route(done, events))
-    return replace(told, stop_reason=done.stop_reason, n_tokens=done.n_tokens, seconds=done.elapsed_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Footed(Entry):
-    """A reply with something to say behind its pace."""
-
-    footer: str = ""
-
-    @property
-    def pace(self) -> str:
-        return " · ".join(filter(None, (super().pace, self.footer)))
-
-
-def _route(done: Done, events: Sequence[Event]) -> str:
-    """How a reply was speculated, or why it was not; "" for one that was to be plain."""
-    if done.spec is None:
-        return done.spec_note
-    length = SpecTotals.of([event for event in events if isinstance(event, Round)]).mean_acceptance_length
-    is_rejection = done.spec_config is not None and done.spec_config.mode == "rejection"
-    told = ["speculated by rejection" if is_rejection else "speculated"]
-    told += [] if length is None else [f"τ {length:.2f}"]
-    told += [f"then {done.spec_note}"] if done.spec_note else []
-    return ", ".join(told)
 
 
 def _transcript(entry: Entry) -> Transcript:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
 from dsv4nb.events import Event, Failed, Generation, PromptUsage, Round, Rounds, Token, ToolCall, ToolResult
@@ -18,6 +18,8 @@ from dsv4nb.session.request import Options, override
 from dsv4nb.session.result import joined
 from dsv4nb.session.tool_text import result_text
 from dsv4nb.session.tree import Branches, Node, Tree, Turn, turns_of
+
+_F = TypeVar("_F")
 
 
 class Ticket(Protocol):
@@ -112,6 +114,7 @@ class Chat:
         for turn, said in turns_of(messages):
             self._tree.add(turn, said)
         self._callbacks: list[Callable[[str, Any], None]] = []
+        self._on_change: list[Callable[[], None]] = []
 
     @property
     def turns(self) -> list[Turn]:
@@ -286,6 +289,7 @@ class Chat:
                 raise ChatBusy
             self._tree.head = node.parent
             self._tree.add(turn_before, [*node.messages[:-1], _cut(node.messages[-1], turn_before)])
+        self._changed()
 
     def switch(self, turn: int) -> None:
         """Go on from the turn with this number in `branches`, on whatever branch.
@@ -312,12 +316,14 @@ class Chat:
     def resume(self, tree: Tree, ledger: Sequence[int], *, thinking: bool) -> None:
         """Become the chat that these stand for."""
         self._tree, self._ledger, self.thinking = tree, Ledger(tuple(ledger)), thinking
+        self._changed()
 
     def _go_to(self, node: Node | None) -> None:
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
             self._tree.head = node
+        self._changed()
 
     def _submit(
         self, text: str, options: Mapping[str, Any], *, inline: bool, after: Node | Literal["head"] | None = "head"
@@ -387,6 +393,7 @@ class Chat:
             if self._is_busy:
                 raise ChatBusy
             self._tree, self._ticket, self._ledger = Tree(), None, Ledger()
+        self._changed()
 
     def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]:
         """Call `callback(text, ticket)` whenever a turn starts, on the thread that started it.
@@ -394,13 +401,21 @@ class Chat:
         Returns:
             A function that ends this.
         """
-        self._callbacks.append(callback)
+        return _listed(self._callbacks, callback)
 
-        def remove() -> None:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback()` whenever `turns` become others without a turn: after `rewind`, `switch`, `reset`, `resume`.
 
-        return remove
+        It is called on the thread that changed them, when the change is complete.
+
+        Returns:
+            A function that ends this.
+        """
+        return _listed(self._on_change, callback)
+
+    def _changed(self) -> None:
+        for callback in tuple(self._on_change):
+            callback()
 
     def _ended(self, text: str, n_sent: int, outcome: Generation | Failed, events: Sequence[Event]) -> None:
         """Write the turn down; called before its ticket is finished, on the thread that ends it."""
@@ -446,6 +461,17 @@ class Chat:
         from IPython.display import display
 
         display({"text/plain": repr(self)}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def _listed(callbacks: list[_F], callback: _F) -> Callable[[], None]:
+    """Add a callback, and return what takes it away again."""
+    callbacks.append(callback)
+
+    def remove() -> None:
+        if callback in callbacks:
+            callbacks.remove(callback)
+
+    return remove
 
 
 def _rounds(events: Sequence[Event]) -> tuple[Rounds, tuple[tuple[int, int], ...]]:

@@ -11,12 +11,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
 
-from dsv4nb.events import Channel, Done, Event, Failed, StopReason, Token
+from dsv4nb.events import Channel, Done, Event, Failed, StopReason, Token, ToolCall, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,21 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A call is complete, or has its result.
+
+    Attributes:
+        index: which call of the run it is.
+        result: None when it has none yet.
+    """
+
+    run: int
+    index: int
+    call: ToolCall
+    result: ToolResult | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The run is over; its last news.
 
@@ -81,7 +96,7 @@ class Ended:
     error: str
 
 
-News = Frame | Status | Ended
+News = Frame | Status | Called | Ended
 
 
 class Watch:
@@ -98,6 +113,7 @@ class Watch:
         self._start = 0
         self._state = ""
         self._last: Event | None = None
+        self._calls: list[ToolCall] = []
         self.over = False
 
     def has_read_all(self) -> bool:
@@ -121,9 +137,20 @@ class Watch:
         if tokens:
             told.append(Frame(run=self.run, start=self._start, tokens=tokens))
             self._start += len(tokens)
+        told.extend(self._called(events))
         if self.over:
             told.append(_ended(self.run, self._last, self._start))
         return told
+
+    def _called(self, events: Sequence[Event]) -> Iterator[Called]:
+        for event in events:
+            if isinstance(event, ToolCall):
+                self._calls.append(event)
+                yield Called(run=self.run, index=len(self._calls) - 1, call=event, result=None)
+            elif isinstance(event, ToolResult):
+                found = [i for i, call in enumerate(self._calls) if call.id == event.id]
+                for i in found[-1:]:
+                    yield Called(run=self.run, index=i, call=self._calls[i], result=event)
 
 
 def _ended(run: int, last: Event | None, n_tokens: int) -> Ended:

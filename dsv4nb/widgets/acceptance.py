@@ -50,6 +50,7 @@ class Chat(Protocol):
     def ticket(self) -> Any: ...
     def rewind(self, turn: int | None = None, *, round: int | None = None) -> None: ...
     def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]: ...
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class AcceptancePanel(anywidget.AnyWidget):
@@ -71,7 +72,7 @@ class AcceptancePanel(anywidget.AnyWidget):
 
     title = traitlets.Unicode("").tag(sync=True)
 
-    _unwatch: Callable[[], None] | None = None  # a panel that was refused is closed too
+    _unwatch: tuple[Callable[[], None], ...] = ()  # a panel that was refused is closed too
 
     def __init__(
         self,
@@ -95,16 +96,16 @@ class AcceptancePanel(anywidget.AnyWidget):
         self._orders = Orders(self.send, {"show": self._do_show, "rewind": self._do_rewind, "sweep": self._do_sweep})
         _keep_reply_route(self.comm)
         self.on_msg(self._received)
-        self._unwatch = None if chat is None else chat.on_submit(self._submitted)
-        if chat is not None and chat.is_busy:
-            ticket = chat.ticket
+        if chat is not None:
+            self._unwatch = chat.on_submit(self._submitted), chat.on_change(self._changed)
+            ticket = chat.ticket if chat.is_busy else None
         if ticket is not None:
             self._pump.call(partial(self._begin, "", ticket))
 
     def close(self) -> None:
         """Stop following, and remove all views."""
-        if self._unwatch is not None:
-            self._unwatch()
+        for end in self._unwatch:
+            end()
         super().close()
 
     # page to kernel: may run on a subshell's thread
@@ -119,6 +120,10 @@ class AcceptancePanel(anywidget.AnyWidget):
         """The chat started a turn, on whatever thread asked for it."""
         self._pump.call(partial(self._begin, user, ticket))
 
+    def _changed(self) -> None:
+        """The chat went back or to another branch, on whatever thread asked for it."""
+        self._pump.call(self._take_over)
+
     # everything below runs on the pump's thread
 
     def _say(self, kind: str, **fields: Any) -> None:
@@ -127,12 +132,8 @@ class AcceptancePanel(anywidget.AnyWidget):
     def _begin(self, user: str, ticket: Pollable) -> None:
         if self.comm is None or (self._watch is not None and self._watch.ticket is ticket):
             return
-        if (watch := self._watch) is not None:
-            for news in watch.news():  # the run before has ended; its last rounds are due
-                self._told(news)
-            if not watch.over:  # a chat writes a turn down just before its ticket says so
-                self._pump.call(partial(self._begin, user, ticket))
-                return
+        if not self._has_ended(partial(self._begin, user, ticket)):
+            return
         self._reader = Reader(ticket, user)
         self._watch = Watch(self._run, ticket, self._told)
         self._pump.watch(self._watch)
@@ -140,6 +141,31 @@ class AcceptancePanel(anywidget.AnyWidget):
             self._show(self._reader.story)
         else:
             self._list()
+
+    def _has_ended(self, job: Callable[[], None]) -> bool:
+        """Tell the rest of the run before, whose last rounds are due; not yet over: `job` is for later.
+
+        A chat writes a turn down just before its ticket says so.
+        """
+        if (watch := self._watch) is None:
+            return True
+        for news in watch.news():
+            self._told(news)
+        if not watch.over:
+            self._pump.call(job)
+        return watch.over
+
+    def _take_over(self) -> None:
+        """Show the chat's branch; what was chosen from it stays as long as it is there."""
+        if self.comm is None or self._chat is None or not self._has_ended(self._take_over):
+            return
+        turns = self._chat.turns
+        is_there = any(turn is self._story.turn for turn in (turns[-1:] if self._follows else turns))
+        if is_there:
+            self._list()
+            return
+        self._follows = True
+        self._show(story_of_turn(turns[-1]) if turns else Story())
 
     def _told(self, news: News) -> None:
         reader = self._reader

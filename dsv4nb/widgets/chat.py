@@ -21,9 +21,10 @@ from IPython.core.getipython import get_ipython
 
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Event
-from dsv4nb.stream.frames import Ended, Frame, News, Pump, Status, Watch, shared_pump
+from dsv4nb.stream.calls import card_of
+from dsv4nb.stream.frames import Called, Ended, Frame, News, Pump, Status, Watch, shared_pump
 from dsv4nb.stream.output import Output
-from dsv4nb.stream.transcript import Entry, Transcript, TurnLike, entry_from_events, entry_of
+from dsv4nb.stream.transcript import Entry, Transcript, TurnLike, ended_entry, entry_from_events, entry_of
 from dsv4nb.widgets import protocol
 
 _STATIC = Path(__file__).parent / "static"
@@ -53,6 +54,7 @@ class Chat(Protocol):
     def submit(self, text: str) -> Ticket: ...
     def reset(self) -> None: ...
     def on_submit(self, callback: Callable[[str, Any], None]) -> object: ...
+    def on_change(self, callback: Callable[[], None]) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class ChatWidget(anywidget.AnyWidget):
         _keep_reply_route(self.comm)
         self.on_msg(self._received)
         chat.on_submit(self._submitted)
+        chat.on_change(self._changed)
 
     # page to kernel: may run on a subshell's thread
 
@@ -182,13 +185,30 @@ class ChatWidget(anywidget.AnyWidget):
         before = self._chat.turns[:-1] if is_over else self._chat.turns
         self._pump.call(partial(self._begin, user, ticket, tuple(before)))
 
+    def _changed(self) -> None:
+        """The chat went back or to another branch, on whatever thread asked for it."""
+        self._pump.call(partial(self._take_over, tuple(self._chat.turns)))
+
+    def _take_over(self, turns: tuple[TurnLike, ...]) -> None:
+        if self._has_ended(partial(self._take_over, turns)):
+            self._catch_up(turns)
+
+    def _has_ended(self, job: Callable[[], None]) -> bool:
+        """Tell the rest of the turn before, which has ended or else the chat had refused; not yet: `job` is for later.
+
+        A chat writes a turn down just before its ticket says so.
+        """
+        if (watch := self._watch) is None:
+            return True
+        for news in watch.news():
+            self._told(news)
+        if not watch.over:
+            self._pump.call(job)
+        return watch.over
+
     def _begin(self, user: str, ticket: Ticket, before: tuple[TurnLike, ...]) -> None:
-        if (watch := self._watch) is not None:
-            for news in watch.news():  # the turn before has ended, or the chat had refused; its last frame is due
-                self._told(news)
-            if not watch.over:  # the chat writes a turn down just before its ticket says so
-                self._pump.call(partial(self._begin, user, ticket, before))
-                return
+        if not self._has_ended(partial(self._begin, user, ticket, before)):
+            return
         command = self._sent[1] if self._sent and self._sent[0] is ticket else ""
         self._catch_up(before)
         self.run += 1
@@ -202,6 +222,9 @@ class ChatWidget(anywidget.AnyWidget):
     def _catch_up(self, turns: tuple[TurnLike, ...]) -> None:
         """Take over what happened to the chat without this widget: turns it never saw, another branch, a reset."""
         entries = [entry_of(turn) for turn in turns]
+        for i, known in enumerate(self._entries[: len(entries)]):
+            if replace(known, note="") == entries[i]:
+                entries[i] = known  # no turn remembers its note
         if entries != self._entries:
             self._entries = entries
             self._publish()
@@ -210,6 +233,9 @@ class ChatWidget(anywidget.AnyWidget):
         match news:
             case Frame():
                 self.send(news.message())
+            case Called():
+                card = card_of(news.call, news.result, is_over=False)
+                self.send(protocol.message("call", run=news.run, index=news.index, card=card.jsonable()))
             case Status():
                 if self.status != "stopping":
                     self.status = news.state
@@ -219,16 +245,11 @@ class ChatWidget(anywidget.AnyWidget):
     def _end(self, ended: Ended) -> None:
         live = self._live
         assert live is not None and live.run == ended.run, ended
-        entry = entry_from_events(live.user, live.ticket.poll(0)[0])
-        self._entries.append(
-            replace(
-                entry,
-                stop_reason=ended.stop_reason,
-                n_tokens=ended.n_tokens,
-                seconds=ended.seconds,
-                error=ended.error,
-            )
-        )
+        entry = ended_entry(live.user, live.ticket.poll(0)[0])
+        turns = self._chat.turns[len(self._entries) :]
+        if turns and turns[0].user == live.user:  # else the chat has gone elsewhere since
+            entry = replace(entry_of(turns[0]), note=entry.note)  # a turn of several runs counts them all
+        self._entries.append(entry)
         self._live = self._watch = None
         if self._sent and self._sent[0] is live.ticket:
             self._sent = None
@@ -255,8 +276,9 @@ class ChatWidget(anywidget.AnyWidget):
                 next=entry.n_tokens,
                 reasoning=entry.reasoning,
                 text=entry.text,
-                tool=entry.tool,
                 n_reasoning=entry.n_reasoning,
+                cards=[card.jsonable() for card in entry.cards],
+                is_calling=entry.is_calling,
             )
         )
 

@@ -12,7 +12,8 @@ from typing import Any
 FROM_KERNEL: dict[str, tuple[str, ...]] = {
     "begin": ("run", "user", "command"),
     "frame": ("run", "start", "tokens"),
-    "snapshot": ("run", "user", "command", "next", "reasoning", "text", "tool", "n_reasoning"),
+    "call": ("run", "index", "card"),
+    "snapshot": ("run", "user", "command", "next", "reasoning", "text", "n_reasoning", "cards", "is_calling"),
     "ack": ("id", "ok", "error"),
 }
 FROM_PAGE: dict[str, tuple[str, ...]] = {

@@ -62,8 +62,8 @@ def test_two_views_agree_though_pieces_are_lost_and_repeated(page: Any) -> None:
     assert answers(page) == ["abc"], "the late view does not show the middle of a text"
     assert len(sent(page, "resync")) == 2, "each view asked when it came, and not again at once"
     page.evaluate(
-        "say({ kind: 'snapshot', run: 1, user: 'q', command: '', next: 3, reasoning: '', text: 'abc', tool: '',"
-        " n_reasoning: 0 })"
+        "say({ kind: 'snapshot', run: 1, user: 'q', command: '', next: 3, reasoning: '', text: 'abc',"
+        " n_reasoning: 0, cards: [], is_calling: false })"
     )
     page.evaluate("frames_(1, 3, ['d'])")
     assert answers(page) == ["abcd", "abcd"]
@@ -122,17 +122,56 @@ def test_what_a_model_writes_is_text(page: Any) -> None:
     page.evaluate(
         "text => say({ kind: 'frame', run: 1, start: 0, tokens: [['r', text], ['c', text], ['t', text]] })", HOSTILE
     )
+    page.evaluate(
+        """text => say({ kind: 'call', run: 1, index: 0, card: { name: text, arguments: text, is_long: false,
+          state: 'failed', status: text, result: text, preview: text } })""",
+        HOSTILE,
+    )
     page.wait_for_timeout(200)
     assert page.evaluate("window.hit") is None
     assert answers(page) == [HOSTILE]
-    assert page.locator(".dsv4-tool").text_content() == HOSTILE
+    card = page.locator(".dsv4-card")
+    assert card.locator(".dsv4-card-name").text_content() == HOSTILE
+    assert card.locator(".dsv4-card-status").text_content() == HOSTILE
+    assert card.locator(".dsv4-code").all_text_contents() == [HOSTILE] * 2
+    assert page.locator(".dsv4-log").text_content().count(HOSTILE) == 7, "not what a call is written in"
     assert page.locator(".dsv4-log :is(script, img, a)").count() == 0
+
+
+def test_a_card_changes_in_place_and_stays_as_it_was_folded(page: Any) -> None:
+    card = (
+        "{ name: 'f', arguments: '{\"a\": 1}', is_long: true, state: 'STATE', status: 'STATE',"
+        " result: 'RESULT', preview: 'RESULT' }"
+    )
+    say = f"say({{ kind: 'call', run: 1, index: 0, card: {card} }})"
+    page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' })")
+    page.evaluate(say.replace("STATE", "running").replace("RESULT", ""))
+    page.evaluate("settled()")
+    folds = page.locator(".dsv4-fold")
+    assert [fold.get_attribute("open") for fold in folds.all()] == [None, None], "long arguments are folded"
+    assert not folds.last.is_visible(), "no result yet"
+    folds.first.locator("summary").click()
+    page.evaluate(say.replace("STATE", "answered").replace("RESULT", "21"))
+    page.evaluate("settled()")
+    assert [fold.get_attribute("open") for fold in folds.all()] == ["", None]
+    assert folds.last.locator("summary").text_content() == "Result21"
+    assert page.locator(".dsv4-card").count() == 1
+    turn = (
+        "{ user: 'q', reasoning: '', text: '', cards: [], is_calling: true, stop_reason: 'cancelled', n_tokens: 1,"
+        " n_reasoning: 0, seconds: 0, footer: '1 token · 4 cached', error: '' }"
+    )
+    page.evaluate(f"put('transcript', {{ ended: 1, turns: [{turn}] }})")
+    page.evaluate("settled()")
+    assert page.locator(".dsv4-card").count() == 0
+    marks = page.locator(".dsv4-mark:visible").all_text_contents()
+    assert marks == ["An incomplete tool call", "Stopped"]
+    assert page.locator(".dsv4-facts").text_content() == "1 token · 4 cached"
 
 
 def test_an_error_stands_in_its_turn_as_an_alert(page: Any) -> None:
     turn = (
-        "{ user: 'q', reasoning: '', text: 'half', tool: '', stop_reason: null, n_tokens: 1, n_reasoning: 0,"
-        " seconds: 0, error: 'out of memory' }"
+        "{ user: 'q', reasoning: '', text: 'half', cards: [], is_calling: false, stop_reason: null, n_tokens: 1,"
+        " n_reasoning: 0, seconds: 0, footer: '1 token', error: 'out of memory' }"
     )
     page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' }); frames_(1, 0, ['half'])")
     page.evaluate(f"put('transcript', {{ ended: 1, turns: [{turn}] }})")

@@ -24,6 +24,27 @@ m = fake_model({script!r}, delay_s=0.03, name="toy")
 chat = m.chat()
 chat"""
 
+TOY = Path(__file__).parents[2] / "dsv4nb/toy/model"
+
+# the function waits for a file, so that the page can be looked at while it runs
+TOOLS = """import dsv4nb, time
+from pathlib import Path
+
+def get_weather(city: str):
+    \"\"\"Look up the weather.
+
+    Args:
+        city: The city.
+    \"\"\"
+    while not Path("go").exists():
+        time.sleep(0.02)
+    if city == "Rome":
+        raise LookupError("no <b>station</b> there")
+    return {"temperature": 21, "sky": "sunny"}
+
+chat = dsv4nb.load("toy").chat(tools=[get_weather], temperature=0)
+chat"""
+
 PIECES = """() => {
   window.pieces = [];
   new MutationObserver(() => {
@@ -270,6 +291,49 @@ def test_the_saved_file_holds_the_conversation_and_the_page_shows_it_once(
     text = json.dumps(outputs)
     assert PARIS in text
     assert "You: What is the capital of France?" in outputs[-1].data["text/plain"]
+
+
+@pytest.mark.skipif(not (TOY / "config.json").exists(), reason="the bundled model is not in dsv4nb/toy/model")
+def test_a_tool_is_called_in_the_open_and_a_rewind_is_seen(lab: Any, quiet: None, shots: Path) -> None:
+    lab.open(lab.write("tools", TOOLS, "chat.rewind(1)"))
+    run_cell(lab, 0)
+    page = lab.page
+    page.locator(".dsv4-panel").first.wait_for()
+    ask(page, "What is the weather in Paris?")
+    card = page.get_by_role("group", name="Tool call get_weather")
+    card.get_by_text("running…").wait_for()
+    page.get_by_role("status").filter(has_text="Calling a tool…").wait_for()
+    assert card.locator(".dsv4-code").first.text_content() == '{"city": "Paris"}'
+    (lab.root / "go").touch()
+    idle(page, 1)
+    assert card.locator(".dsv4-card-status").text_content() == "answered"
+    result = card.locator(".dsv4-summary").last
+    assert result.text_content() == 'Result{"temperature": 21, "sky": "sunny"}'
+    assert not card.locator(".dsv4-code").last.is_visible()
+    result.focus()
+    page.keyboard.press("Enter")
+    assert card.locator(".dsv4-code").last.is_visible()
+    assert "21" in answer(page)
+    assert " tok/s · speculated, τ " in page.locator(".dsv4-facts").text_content()
+    ask(page, "What is the weather in Rome?")
+    idle(page, 2)
+    failed = page.locator(".dsv4-card").last
+    assert failed.locator(".dsv4-card-status").text_content() == "failed: LookupError: no <b>station</b> there"
+    assert failed.locator("b").count() == 0
+    assert "DSML" not in page.locator(".dsv4-panel").text_content()
+    failed.scroll_into_view_if_needed()
+    for dark in (False, True):
+        lab.theme(dark=dark)
+        page.screenshot(path=shots / f"tools-{'dark' if dark else 'light'}.png")
+    lab.theme(dark=False)
+    run_cell(lab, 1)
+    idle(page, 1)
+    assert page.locator(".dsv4-bubble").text_content() == "What is the weather in Paris?"
+    lab.command("docmanager:save")
+    outputs = nbformat.read(lab.root / "tools.ipynb", as_version=4).cells[0].outputs
+    assert '[Call] get_weather({"city": "Paris"}) → {"temperature": 21' in outputs[-1].data["text/plain"]
+    assert "get_weather</strong> · answered" in outputs[-1].data["text/html"]
+    assert "DSML" not in json.dumps(outputs)
 
 
 def test_light_dark_and_narrow(open_chat: Callable[..., Any], lab: Any, shots: Path) -> None:

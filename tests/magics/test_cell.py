@@ -3,9 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from dsv4nb.errors import DrafterFault
-from dsv4nb.events import Event
-from dsv4nb.magics.cell import follow
+from dsv4nb.events import Event, Token, ToolCall, ToolResult
+from dsv4nb.magics.cell import TerminalScreen, follow
 from dsv4nb.stream.transcript import Entry
 from dsv4nb.testing.fake_model import fake_model
 
@@ -64,6 +66,21 @@ def test_the_footer_says_when_a_drafter_was_given_up() -> None:
     with fake_model("one two three four five six seven eight nine", drafts=drafts) as model:
         assert pace(model).endswith("plain: its numbers broke")
         assert pace(model).endswith(" tok/s · plain: its numbers broke")
+
+
+def test_a_terminal_tells_calls_without_their_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = TerminalScreen(is_live=True)
+    events = [
+        Token(id=1, text="I look.", channel="content"),
+        Token(id=2, text="<markup>", channel="tool"),
+        ToolCall(id="call_0", name="f", arguments='{"a": 1}'),
+        ToolResult(id="call_0", name="f", content="21", arguments='{"a": 1}'),
+        Token(id=3, text="It is 21.", channel="content"),
+    ]
+    screen.show(events[:3])
+    screen.show(events)
+    screen.finish(Entry(user="", text="It is 21."))
+    assert capsys.readouterr().out == 'I look.\n\n[Call] f({"a": 1})\n\n[Result] f → 21\n\nIt is 21.\n'
 
 
 def test_a_failed_reply_shows_what_there_was_and_why(make_ticket: Any) -> None:

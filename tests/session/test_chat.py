@@ -174,6 +174,26 @@ def test_listeners_hear_of_every_turn(make_model: MakeModel) -> None:
     assert len(heard) == 1
 
 
+def test_listeners_hear_of_every_change_that_is_no_turn(make_model: MakeModel) -> None:
+    chat = make_model(["One.", "Two."]).chat()
+    heard: list[list[str]] = []
+    remove = chat.on_change(lambda: heard.append([turn.text for turn in chat.turns]))
+    chat.send("1")
+    chat.send("2")
+    assert heard == []
+    chat.rewind(1)
+    chat.switch(2)
+    assert heard == [["One."], ["One.", "Two."]]
+    with pytest.raises(RequestError):
+        chat.rewind(7)
+    assert len(heard) == 2
+    chat.reset()
+    assert heard[-1] == []
+    remove()
+    chat.reset()
+    assert len(heard) == 3
+
+
 def test_an_interrupt_stops_the_turn_and_keeps_its_text(make_model: MakeModel) -> None:
     chat = make_model([LONG, "Fine."], delay_s=0.005).chat()
     timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dsv4nb.events import Failed
-from dsv4nb.stream.frames import LETTERS, Ended, Frame, News, Pump, Status, Watch, shared_pump
+from dsv4nb.events import Failed, ToolCall, ToolResult
+from dsv4nb.stream.frames import LETTERS, Called, Ended, Frame, News, Pump, Status, Watch, shared_pump
 
 Make = Callable[[], Any]
 
@@ -45,6 +45,25 @@ def test_frames_joined_are_the_run_however_it_is_cut(tape: Make, seed: int) -> N
         sum(len(before.tokens) for before in frames(told)[:i]) for i in range(len(frames(told)))
     ]
     assert told[-1] == Ended(run=3, stop_reason="stop", n_tokens=200, seconds=0.5, error="")
+
+
+def test_calls_are_told_once_each_and_with_their_results(tape: Make) -> None:
+    ticket = tape()
+    watch = Watch(1, ticket, lambda news: None)
+    calls = [ToolCall(id=f"call_{i}", name="f", arguments="{}") for i in range(2)]
+    results = [ToolResult(id=call.id, name="f", content=call.id) for call in calls]
+    ticket.start()
+    ticket.say("<calls>", channel="tool")
+    ticket.events += calls
+    told = watch.news()
+    ticket.events += [results[1], ToolResult(id="call_9", name="f", content="of no call"), results[0]]
+    told += watch.news()
+    assert [item for item in told if isinstance(item, Called)] == [
+        Called(run=1, index=0, call=calls[0], result=None),
+        Called(run=1, index=1, call=calls[1], result=None),
+        Called(run=1, index=1, call=calls[1], result=results[1]),
+        Called(run=1, index=0, call=calls[0], result=results[0]),
+    ]
 
 
 def test_m56_frames_carry_text_and_count_tokens_not_characters(tape: Make) -> None:

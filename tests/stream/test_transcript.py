@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dsv4nb.events import Token
-from dsv4nb.stream.transcript import Entry, Transcript, close_fence, entry_from_events, split_fences
+from dsv4nb.events import Token, ToolCall
+from dsv4nb.stream.calls import Card
+from dsv4nb.stream.transcript import Entry, Transcript, close_fence, ended_entry, entry_from_events, split_fences
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> [a](javascript:alert(3)) ![b](https://x.test/b.png)"
 
@@ -35,13 +36,52 @@ def html(**entry: object) -> Tags:
     return Tags(Transcript(turns=(Entry(user="q", **entry),))._repr_html_())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("field", ["user", "reasoning", "text", "tool", "error"])
+@pytest.mark.parametrize("field", ["user", "reasoning", "text", "error"])
 def test_what_a_model_writes_is_data(field: str) -> None:
     page = Tags(Transcript(title=HOSTILE, turns=(Entry(**{"user": "q", field: HOSTILE}),))._repr_html_())  # type: ignore[arg-type]
     assert {tag for tag, _ in page.seen} <= {"div", "p", "strong", "br", "details", "summary", "pre", "code", "em"}
     assert all(set(attributes) <= {"class", "style"} for _, attributes in page.seen)
     assert page.open == []
     assert page.text.count(HOSTILE) == 2
+
+
+@pytest.mark.parametrize("field", ["name", "arguments", "reason", "result"])
+def test_what_stands_in_a_call_is_data(field: str) -> None:
+    made = {"name": "f", "arguments": "{}", "state": "failed", field: HOSTILE}
+    page = html(cards=(Card(**made),))  # type: ignore[arg-type]
+    assert {tag for tag, _ in page.seen} <= {"div", "p", "strong", "br", "details", "summary", "pre", "code", "em"}
+    assert all(set(attributes) <= {"class", "style", "open"} for _, attributes in page.seen)
+    assert page.open == [] and HOSTILE in page.text
+
+
+def test_a_call_stands_before_the_answer_and_folds_what_is_long() -> None:
+    card = Card(name="f", arguments='{"a":1}', state="answered", result="21")
+    long = Card(name="g", arguments=json.dumps({"lines": list(range(40))}), state="unanswered")
+    turn = Entry(user="q", text="It is 21.", cards=(card, long))
+    told = str(Transcript(turns=(turn,)))
+    assert told.startswith('You: q\n\n[Call] f({"a":1}) → 21\n\n[Call] g(') and told.endswith("\n\nModel: It is 21.")
+    page = html(text="It is 21.", cards=(card, long))
+    assert [dict(attributes).get("open", "no") for tag, attributes in page.seen if tag == "details"] == [
+        None,
+        "no",
+        "no",
+    ]
+    assert "f · answered" in page.text and "g · no result" in page.text and "Result · 21" in page.text
+
+
+def test_a_call_that_was_cut_off_is_told_without_its_markup() -> None:
+    entry = ended_entry("q", [Token(id=1, text="<markup", channel="tool")])
+    assert (entry.is_calling, entry.stop_reason) == (True, "cancelled")
+    told = Transcript(turns=(entry,))
+    assert str(told) == "You: q\n\n[An incomplete tool call]\n\n[Stopped]"
+    assert "An incomplete tool call" in told._repr_html_() and "markup" not in told._repr_html_()
+    whole = entry_from_events("q", [Token(id=1, text="<m", channel="tool"), ToolCall(id="a", name="f", arguments="{}")])
+    assert (whole.is_calling, [card.state for card in whole.cards]) == (False, ["running"])
+
+
+def test_a_turn_that_answers_calls_says_nothing_for_the_person() -> None:
+    told = Transcript(turns=(Entry(user="", text="It is 21."),))
+    assert str(told) == "Model: It is 21." and "You" not in told._repr_html_()
 
 
 def test_reasoning_is_folded_and_counted() -> None:
@@ -112,3 +152,13 @@ def test_speed_is_told_only_when_it_is_known() -> None:
     assert Entry(user="q").pace == ""
     assert Entry(user="q", n_tokens=1).pace == "1 token"
     assert Entry(user="q", n_tokens=30, seconds=1.5).pace == "30 tokens · 20.0 tok/s"
+
+
+def test_the_footer_tells_what_was_cached_and_how_the_reply_was_speculated() -> None:
+    told = {"user": "q", "n_tokens": 30, "seconds": 1.5, "n_cached": 12}
+    assert Entry(**told, speculated="speculated, τ 5.29").pace == (  # type: ignore[arg-type]
+        "30 tokens · 12 cached · 20.0 tok/s · speculated, τ 5.29"
+    )
+    both = Entry(**told, speculated="speculated", note="plain: no faster")  # type: ignore[arg-type]
+    assert both.pace.endswith("tok/s · speculated, then plain: no faster")
+    assert both.jsonable()["footer"] == both.pace

@@ -10,7 +10,7 @@ from comm.base_comm import BaseComm
 
 from dsv4nb.config import SamplerConfig
 from dsv4nb.errors import Dsv4Error
-from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Timings, Token
+from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Timings, Token, ToolCall, ToolResult
 from dsv4nb.session.result import joined
 from dsv4nb.session.tree import Turn
 
@@ -60,7 +60,7 @@ class HandTicket:
     def say(self, *texts: str, channel: Any = "content") -> None:
         self.events.extend(Token(id=i, text=text, channel=channel) for i, text in enumerate(texts))
 
-    def end(self, stop_reason: StopReason = "stop") -> None:
+    def end(self, stop_reason: StopReason = "stop", note: str = "") -> None:
         self.events.append(
             Done(
                 stop_reason=stop_reason,
@@ -72,6 +72,7 @@ class HandTicket:
                 config=SamplerConfig(),
                 route="plain_greedy",
                 timings=Timings(queue_s=0.0, prepare_s=0.0),
+                spec_note=note,
             )
         )
         self.write_down(self.events[-1])  # type: ignore[arg-type]
@@ -95,6 +96,16 @@ class HandChat:
         self.asked: list[str] = []
         self.resets = 0
         self._callbacks: list[Callable[[str, Any], None]] = []
+        self._on_change: list[Callable[[], None]] = []
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._on_change.append(callback)
+
+    def become(self, turns: list[Any]) -> None:
+        """Go to another branch, as `rewind` and `switch` do."""
+        self.turns = turns
+        for callback in self._on_change:
+            callback()
 
     def on_submit(self, callback: Callable[[str, Any], None]) -> None:
         self._callbacks.append(callback)
@@ -112,7 +123,7 @@ class HandChat:
 
     def reset(self) -> None:
         self.resets += 1
-        self.turns = []
+        self.become([])
 
     def _ended(self, text: str, ticket: HandTicket, last: Done | Failed) -> None:
         """Write the turn down, as a chat does just before its ticket says that it ended."""
@@ -123,6 +134,8 @@ class HandChat:
             text=joined(said, "content"),
             tool=joined(said, "tool"),
             n_reasoning=sum(token.channel == "reasoning" for token in said),
+            calls=tuple(event for event in ticket.events if isinstance(event, ToolCall)),
+            results=tuple(event for event in ticket.events if isinstance(event, ToolResult)),
         )
         if isinstance(last, Failed):
             turn = replace(turn, error=last.message)

@@ -327,7 +327,8 @@ def test_rewind_goes_back_to_the_round_once(panel_of: Any, chat: Any) -> None:
     run = panel.comm.messages("ended")[-1]["run"]
     for _ in range(2):
         told = tell(panel, "rewind", id="a-1", run=run, round=2)
-        assert told[-1] == {"kind": "ack", "id": "a-1", "ok": True, "error": ""}
+        acks = [m for m in told if m["kind"] == "ack"]
+        assert acks == [{"kind": "ack", "id": "a-1", "ok": True, "error": ""}]
     (turn,) = chat.turns
     assert turn.rounds == whole.rounds[:2] and turn.stop_reason == "cancelled"
     assert len(chat.branches.nodes) == 2, "a repeated command has one effect"
@@ -361,20 +362,40 @@ def test_rewind_of_what_is_no_longer_there_is_refused(panel_of: Any, chat: Any) 
     settle(panel)
     run = panel.comm.messages("ended")[-1]["run"]
     chat.reset()
-    (ack,) = tell(panel, "rewind", id="a-1", run=run, round=0)
+    (ack,) = [m for m in tell(panel, "rewind", id="a-1", run=run, round=0) if m["kind"] == "ack"]
     assert not ack["ok"] and "another branch" in ack["error"]
     panel = panel_of(Rounds([round_of()]))
     (ack,) = tell(panel, "rewind", id="a-1", run=1, round=0)
     assert not ack["ok"] and "no chat" in ack["error"]
 
 
-def test_a_branch_changed_in_python_is_seen_at_the_next_view(panel_of: Any, chat: Any) -> None:
+def test_a_branch_changed_in_python_is_seen_at_once(panel_of: Any, chat: Any) -> None:
     panel = panel_of(chat)
     chat.send("hi")
     settle(panel)
     chat.rewind(round=1)
-    (snapshot,) = [m for m in tell(panel, "resync") if m["kind"] == "snapshot"]
-    assert len(snapshot["rounds"]) == 1
+    settle(panel)
+    assert len(panel.comm.messages("snapshot")[-1]["rounds"]) == 1
+    assert panel.comm.messages("turns")[-1]["turns"] == [[0, "hi", 1]]
+    chat.reset()
+    settle(panel)
+    last = panel.comm.messages("snapshot")[-1]
+    assert (last["rounds"], last["label"], last["rewinds"]) == ([], "", False)
+    assert panel.comm.messages("turns")[-1]["turns"] == []
+
+
+def test_a_turn_that_was_chosen_stays_while_its_branch_does(panel_of: Any, chat: Any) -> None:
+    panel = panel_of(chat)
+    for _ in range(3):
+        chat.send("hi")
+    settle(panel)
+    tell(panel, "show", id="a-1", turn=0)
+    n_shown = len(panel.comm.messages("snapshot"))
+    chat.rewind(2)
+    settle(panel)
+    assert len(panel.comm.messages("snapshot")) == n_shown
+    assert [panel.comm.messages("turns")[-1][name] for name in ("shown", "follows")] == [0, False]
+    assert len(panel.comm.messages("turns")[-1]["turns"]) == 2
 
 
 def test_the_sweep_is_that_of_the_rounds(panel_of: Any, chat: Any) -> None:

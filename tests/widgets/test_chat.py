@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from dsv4nb.events import ToolCall, ToolResult
+from dsv4nb.session.tree import Turn
 from dsv4nb.stream.frames import Pump
-from dsv4nb.stream.transcript import Entry
 from dsv4nb.widgets import chat as chat_module
 from dsv4nb.widgets.chat import ChatWidget, widget_of
 
@@ -156,20 +157,95 @@ def test_a_new_chat_while_one_runs_stops_it_first(widget: ChatWidget, chat: Any)
     assert [ack["id"] for ack in widget.comm.messages("ack")] == ["a-1", "a-2"]
 
 
-def test_a_chat_that_was_emptied_in_python_is_empty_at_the_next_turn(widget: ChatWidget, chat: Any) -> None:
-    for i in range(2):
-        send(widget, f"question {i}", f"a-{i}")
+def answered(widget: ChatWidget, chat: Any, *texts: str) -> None:
+    for text in texts:
+        chat.submit("asked")
+        chat.tickets[-1].say(text)
         chat.tickets[-1].end()
         settle(widget)
-        chat.turns.append(Entry(user=f"question {i}"))
-    chat.turns.clear()
-    chat.submit("again")
+
+
+def shown(widget: ChatWidget) -> list[str]:
+    return [turn["text"] for turn in widget.transcript["turns"]]
+
+
+def test_what_python_does_to_a_chat_is_shown_at_once(widget: ChatWidget, chat: Any) -> None:
+    answered(widget, chat, "one", "two")
+    all_turns = chat.turns
+    chat.become(all_turns[:1])
     settle(widget)
-    assert widget.transcript["turns"] == []
+    assert shown(widget) == ["one"] and widget.transcript["ended"] == 2
+    chat.become(all_turns)
+    settle(widget)
+    assert shown(widget) == ["one", "two"]
+    chat.reset()
+    settle(widget)
+    assert shown(widget) == [] and str(widget.saved()) == "toy\n\n(no messages)"
+
+
+def test_a_rewind_before_the_last_frame_was_sent_is_shown_after_it(chat: Any) -> None:
+    widget = ChatWidget(chat, pump=Pump(rate=1))  # a tick a second: the end of the turn is not seen in time
+    chat.submit("first")
+    widget._pump.drain()
+    chat.tickets[0].say("one")
+    chat.tickets[0].end()
+    chat.become([])
+    widget._pump.drain()
+    assert widget.comm.traits("transcript")[-1] == {"ended": 1, "turns": []}
+    assert widget.status == "idle"
+    widget.close()
+
+
+CALL = ToolCall(id="call_0", name="get_weather", arguments='{"city": "Paris"}')
+RESULT = ToolResult(id="call_0", name="get_weather", content="Sunny, <b>21</b>", arguments='{"city": "Paris"}')
+
+
+def test_calls_are_cards_while_they_run_and_for_ever(widget: ChatWidget, chat: Any) -> None:
+    send(widget, "weather?")
+    ticket = chat.tickets[0]
+    ticket.start()
+    ticket.say("<secret markup>", channel="tool")
+    widget.comm.from_page({"kind": "resync"})
+    settle(widget)
+    ticket.events.append(CALL)
+    settle(widget)
+    ticket.events.append(RESULT)
+    settle(widget)
+    widget.comm.from_page({"kind": "resync"})
+    settle(widget)
+    running, done = [message["card"] for message in widget.comm.messages("call")]
+    assert (running["name"], running["arguments"], running["status"]) == (
+        "get_weather",
+        '{"city": "Paris"}',
+        "running…",
+    )
+    assert (done["status"], done["result"], done["preview"]) == ("answered", RESULT.content, RESULT.content)
+    early, late = widget.comm.messages("snapshot")
+    assert (early["is_calling"], early["cards"]) == (True, [])
+    assert (late["is_calling"], late["cards"]) == (False, [done])
+    ticket.say("It is sunny.")
+    ticket.end()
+    settle(widget)
+    (turn,) = widget.transcript["turns"]
+    assert turn["cards"] == [done]
+    saved = widget.saved()
+    assert '[Call] get_weather({"city": "Paris"}) → Sunny, <b>21</b>' in str(saved)
+    assert "Sunny, &lt;b&gt;21&lt;/b&gt;" in saved._repr_html_()
+    assert "secret markup" not in json.dumps(widget.transcript) + str(saved) + saved._repr_html_()
+
+
+def test_the_note_of_a_reply_outlives_what_the_chat_remembers(widget: ChatWidget, chat: Any) -> None:
+    send(widget, "one")
+    chat.tickets[0].say("1")
+    chat.tickets[0].end(note="plain: measured no faster")
+    settle(widget)
+    answered(widget, chat, "two")
+    footers = [turn["footer"] for turn in widget.transcript["turns"]]
+    assert footers == ["1 token · 2.0 tok/s · plain: measured no faster", "1 token · 2.0 tok/s"]
 
 
 def test_a_turn_that_ran_before_the_widget_came_is_taken_over(chat: Any) -> None:
-    chat.turns.append(Entry(user="before", text="seen"))
+    chat.turns.append(Turn(user="before", text="seen"))
     chat.submit("meanwhile")
     widget = ChatWidget(chat, pump=Pump(rate=500))
     chat.tickets[0].say("missed")

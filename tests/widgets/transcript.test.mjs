@@ -2,12 +2,15 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  asked, begun, caughtUp, extended, mark, opened, pace, phase, settled, thought, withdrawn,
+  asked, begun, called, caughtUp, extended, isWaiting, mark, opened, pace, phase, settled, thought, withdrawn,
 } from "../../dsv4nb/widgets/js/transcript.js";
 
 const entry = (text) => ({
-  user: "q", reasoning: "", text, tool: "", stop_reason: "stop", n_tokens: 1, n_reasoning: 0, seconds: 1, error: "",
+  user: "q", reasoning: "", text, cards: [], is_calling: false, stop_reason: "stop", n_tokens: 1, n_reasoning: 0, seconds: 1,
+  footer: "1 token", error: "",
 });
+const none = { cards: [], is_calling: false };
+const card = (state, result = "") => ({ name: "f", state, result });
 const blank = () => opened({ turns: [], ended: 0 });
 const begin = { run: 1, user: "q", command: "a-1" };
 const frame = (start, ...texts) => ({ run: 1, start, tokens: texts.map((text) => ["c", text]) });
@@ -17,8 +20,9 @@ test("tokens go to their channels and hidden ones are only counted", () => {
   const state = extended(begun(blank(), begin), {
     run: 1, start: 0, tokens: [["r", "hm"], ["h", "</think>"], ["c", "yes"], ["t", "<call>"]],
   });
-  const { reasoning, text, tool, next, n_reasoning } = state.live;
-  assert.deepEqual([reasoning, text, tool, next, n_reasoning], ["hm", "yes", "<call>", 4, 1]);
+  const { reasoning, text, next, n_reasoning } = state.live;
+  assert.deepEqual([reasoning, text, next, n_reasoning], ["hm", "yes", 4, 1]);
+  assert.equal(JSON.stringify(state).includes("<call>"), false, "what a call is written in is nobody's to see");
 });
 
 test("a repeated or overlapping frame doubles nothing", () => {
@@ -39,13 +43,13 @@ test("a gap asks for a snapshot and shows nothing out of order", () => {
   const gap = running(frame(0, "a"), frame(2, "c"));
   assert.equal(gap.lost, true);
   assert.equal(gap.live.text, "a");
-  const whole = caughtUp(gap, { ...begin, next: 3, reasoning: "", text: "abc", tool: "", n_reasoning: 0 });
+  const whole = caughtUp(gap, { ...begin, next: 3, reasoning: "", text: "abc", n_reasoning: 0, ...none });
   assert.equal(whole.lost, false);
   assert.equal(extended(whole, frame(2, "c", "d")).live.text, "abcd");
 });
 
 test("a snapshot that is older than what is shown takes nothing back", () => {
-  const old = { ...begin, next: 1, reasoning: "", text: "a", tool: "", n_reasoning: 0 };
+  const old = { ...begin, next: 1, reasoning: "", text: "a", n_reasoning: 0, ...none };
   assert.equal(caughtUp(running(frame(0, "a", "b")), old).live.text, "ab");
 });
 
@@ -64,7 +68,7 @@ test("whatever is dropped and repeated, the text is a beginning of the run or a 
       if (state.lost && draw() < 0.3) {
         const next = Math.min(at, tokens.length);
         const text = tokens.slice(0, next).join("");
-        state = caughtUp(state, { ...begin, next, reasoning: "", text, tool: "", n_reasoning: 0 });
+        state = caughtUp(state, { ...begin, next, reasoning: "", text, n_reasoning: 0, ...none });
       }
       assert.equal(state.live.text, tokens.slice(0, state.live.next).join(""));
     }
@@ -80,7 +84,7 @@ test("what comes after the end of its run is dropped", () => {
   assert.equal(over.live, null);
   assert.equal(extended(over, frame(0, "a")), over);
   assert.equal(begun(over, begin), over);
-  assert.equal(caughtUp(over, { ...begin, next: 1, reasoning: "", text: "a", tool: "", n_reasoning: 0 }), over);
+  assert.equal(caughtUp(over, { ...begin, next: 1, reasoning: "", text: "a", n_reasoning: 0, ...none }), over);
 });
 
 test("a question waits until its run begins or it is taken back", () => {
@@ -117,4 +121,40 @@ test("endings in words", () => {
   assert.equal(thought({ n_reasoning: null }, false), "Thoughts");
   assert.equal(pace(30, 1.5), "30 tokens · 20.0 tok/s");
   assert.equal(pace(0, 1), "");
+});
+
+test("a call is told when it begins, runs and has its result, and the dots only where nothing else tells", () => {
+  let state = extended(begun(blank(), begin), { run: 1, start: 0, tokens: [["t", "<call>"]] });
+  assert.deepEqual([phase(state), state.live.is_calling, isWaiting(state.live)], ["calling", true, true]);
+  state = called(state, { run: 1, index: 0, card: card("running") });
+  assert.deepEqual([phase(state), state.live.is_calling, isWaiting(state.live)], ["calling", false, false]);
+  state = extended(state, { run: 1, start: 1, tokens: [["t", "</call>"]] });
+  assert.equal(state.live.is_calling, false, "the rest of the block begins no call");
+  state = called(state, { run: 1, index: 0, card: card("answered", "21") });
+  assert.deepEqual([phase(state), isWaiting(state.live)], ["reading", true]);
+  state = extended(state, { run: 1, start: 2, tokens: [["c", "It is 21."]] });
+  assert.deepEqual([phase(state), isWaiting(state.live)], ["answering", false]);
+  assert.deepEqual(state.live.cards, [card("answered", "21")]);
+});
+
+test("a call that is repeated, late or lost doubles nothing and takes no result back", () => {
+  const two = [card("answered", "21"), card("running")];
+  let state = two.reduce((now, shown, index) => called(now, { run: 1, index, card: shown }), begun(blank(), begin));
+  state = called(state, { run: 1, index: 0, card: card("running") });
+  assert.deepEqual(state.live.cards, two);
+  const old = { ...begin, next: 0, reasoning: "", text: "", n_reasoning: 0, cards: [card("running")], is_calling: true };
+  state = caughtUp(state, old);
+  assert.deepEqual([state.live.cards, state.live.is_calling], [two, false]);
+  const gap = called(begun(blank(), begin), { run: 1, index: 1, card: card("running") });
+  assert.deepEqual([gap.lost, gap.live.cards], [true, []]);
+  assert.equal(called(blank(), { run: 1, index: 0, card: card("running") }).lost, true);
+  const late = caughtUp(gap, { ...old, next: 3, cards: two, is_calling: false });
+  assert.deepEqual([late.lost, late.live.cards], [false, two]);
+});
+
+test("another branch is shown as it is saved, and a call after the end changes nothing", () => {
+  const over = settled(running(frame(0, "a")), { ended: 1, turns: [entry("a"), entry("b")] });
+  assert.equal(called(over, { run: 1, index: 0, card: card("running") }), over);
+  const back = settled(over, { ended: 1, turns: [entry("a")] });
+  assert.deepEqual([back.turns.length, back.ended, back.live], [1, 1, null]);
 });

@@ -3,14 +3,20 @@
 import { commands } from "./commands.js";
 import { element, focusable, say, toggle } from "./dom.js";
 import { isFromKernel } from "./protocol.js";
-import { asked, begun, caughtUp, extended, mark, opened, pace, phase, settled, withdrawn } from "./transcript.js";
+import { asked, begun, called, caughtUp, extended, mark, opened, pace, phase, settled, withdrawn } from "./transcript.js";
 import { turn } from "./turn.js";
 
 const FACTS_MS = 250;
 const RESYNC_MS = 500;
 const NEAR_END_PX = 32;
 
-const PHRASES = { asked: "Sending…", reading: "Reading the prompt…", thinking: "Thinking…", answering: "Answering…" };
+const PHRASES = {
+  asked: "Sending…",
+  reading: "Reading the prompt…",
+  thinking: "Thinking…",
+  calling: "Calling a tool…",
+  answering: "Answering…",
+};
 
 function parts(examples) {
   const title = element("strong", { class: "dsv4-title" });
@@ -159,6 +165,7 @@ function render({ model, el }) {
     if (message.kind === "ack") orders.acknowledged(message);
     else if (message.kind === "begin") state = begun(state, message);
     else if (message.kind === "frame") state = extended(state, message);
+    else if (message.kind === "call") state = called(state, message);
     else if (message.kind === "snapshot") state = caughtUp(state, message);
     if (state.lost) resync();
     repaint();
@@ -176,9 +183,9 @@ function render({ model, el }) {
   }
 
   function settle() {
-    const before = state.turns.length;
+    const before = state.ended;
     state = settled(state, model.get("transcript"));
-    if (state.turns.length > before) {
+    if (state.ended > before && state.turns.length > 0) {
       const last = state.turns.at(-1);
       outcome = last.error ? "Failed." : mark(last) ? `${mark(last)}.` : "Done.";
     } else outcome = "";

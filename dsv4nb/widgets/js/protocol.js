@@ -3,7 +3,8 @@
 export const FROM_KERNEL = {
   "begin": ["run", "user", "command"],
   "frame": ["run", "start", "tokens"],
-  "snapshot": ["run", "user", "command", "next", "reasoning", "text", "tool", "n_reasoning"],
+  "call": ["run", "index", "card"],
+  "snapshot": ["run", "user", "command", "next", "reasoning", "text", "n_reasoning", "cards", "is_calling"],
   "ack": ["id", "ok", "error"]
 };
 export const FROM_PAGE = {
@@ -42,11 +43,15 @@ export const STATUSES = {
 /**
  * @typedef {{ run: number, user: string, command: string }} Begin
  * @typedef {{ run: number, start: number, tokens: [string, string][] }} Frame
+ * @typedef {{ name: string, arguments: string, is_long: boolean, state: string, status: string, result: string,
+ *             preview: string }} Card a tool call: `status` is the state in words, `preview` the result's beginning
+ * @typedef {{ run: number, index: number, card: Card }} Call
  * @typedef {{ run: number, user: string, command: string, next: number, reasoning: string, text: string,
- *             tool: string, n_reasoning: number }} Snapshot
+ *             n_reasoning: number, cards: Card[], is_calling: boolean }} Snapshot
  * @typedef {{ id: string, ok: boolean, error: string }} Ack
- * @typedef {{ user: string, reasoning: string, text: string, tool: string, stop_reason: string | null,
- *             n_tokens: number, n_reasoning: number | null, seconds: number, error: string }} Entry
+ * @typedef {{ user: string, reasoning: string, text: string, cards: Card[], is_calling: boolean,
+ *             stop_reason: string | null, n_tokens: number, n_reasoning: number | null, seconds: number,
+ *             footer: string, error: string }} Entry
  */
 
 /** @param {object} message @returns {boolean} whether the kernel's message is one of ours, with all its fields */

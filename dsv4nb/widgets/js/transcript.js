@@ -5,8 +5,10 @@ import { CHANNELS } from "./protocol.js";
 
 /**
  * @typedef {import("./protocol.js").Entry} Entry
+ * @typedef {import("./protocol.js").Card} Card
  * @typedef {{ run: number, user: string, command: string, next: number, reasoning: string, text: string,
- *             tool: string, n_reasoning: number }} Live `next` is the index of the token that comes next
+ *             n_reasoning: number, cards: Card[], is_calling: boolean }} Live `next` is the index of the token that
+ *             comes next; `is_calling`: a call is being written and none is complete
  * @typedef {{ turns: Entry[], ended: number, live: Live | null, pending: { id: string, text: string } | null,
  *             lost: boolean }} Transcript
  */
@@ -35,7 +37,7 @@ export function withdrawn(state, id) {
 /** @param {Transcript} state @param {import("./protocol.js").Begin} message @returns {Transcript} */
 export function begun(state, { run, user, command }) {
   if (isOver(state, run) || state.live?.run >= run) return state;
-  const live = { run, user, command, next: 0, reasoning: "", text: "", tool: "", n_reasoning: 0 };
+  const live = { run, user, command, next: 0, reasoning: "", text: "", n_reasoning: 0, cards: [], is_calling: false };
   return { ...state, live, pending: keepPending(state, command), lost: false };
 }
 
@@ -49,7 +51,7 @@ export function extended(state, { run, start, tokens }) {
   for (const [letter, text] of fresh) {
     const channel = CHANNELS[letter];
     if (channel === "content") live.text += text;
-    else if (channel === "tool") live.tool += text;
+    else if (channel === "tool") live.is_calling = live.cards.length === 0; // what is written is not shown
     else if (channel === "reasoning") {
       live.reasoning += text;
       live.n_reasoning += 1;
@@ -58,21 +60,47 @@ export function extended(state, { run, start, tokens }) {
   return { ...state, live };
 }
 
+/** @param {Transcript} state @param {import("./protocol.js").Call} message @returns {Transcript} */
+export function called(state, { run, index, card }) {
+  if (isOver(state, run) || state.live?.run > run) return state;
+  if (state.live?.run !== run || index > state.live.cards.length) return { ...state, lost: true };
+  const cards = state.live.cards.slice();
+  cards[index] = newer(cards[index], card);
+  return { ...state, live: { ...state.live, cards, is_calling: false } };
+}
+
 /** @param {Transcript} state @param {import("./protocol.js").Snapshot} message @returns {Transcript} */
 export function caughtUp(state, message) {
-  const { run, user, command, next, reasoning, text, tool, n_reasoning } = message;
+  const { run, user, command, next, reasoning, text, n_reasoning } = message;
   if (isOver(state, run) || state.live?.run > run) return state;
-  if (state.live?.run === run && state.live.next >= next) return { ...state, lost: false };
-  const live = { run, user, command, next, reasoning, text, tool, n_reasoning };
+  const shown = state.live?.run === run ? state.live : null;
+  const cards = message.cards.map((card, i) => newer(shown?.cards[i], card));
+  if (shown) cards.push(...shown.cards.slice(cards.length));
+  const is_calling = cards.length === 0 && (message.is_calling || (shown?.is_calling ?? false));
+  if (shown && shown.next >= next) return { ...state, live: { ...shown, cards, is_calling }, lost: false };
+  const live = { run, user, command, next, reasoning, text, n_reasoning, cards, is_calling };
   return { ...state, live, pending: keepPending(state, command), lost: false };
 }
 
-/** @returns {"idle" | "asked" | "reading" | "thinking" | "answering"} */
+/** @returns {"idle" | "asked" | "reading" | "thinking" | "calling" | "answering"} */
 export function phase(state) {
   const { live, pending } = state;
   if (!live) return pending ? "asked" : "idle";
-  if (live.text || live.tool) return "answering";
+  if (live.is_calling || live.cards.some(isRunning)) return "calling";
+  if (live.text) return "answering";
+  if (live.cards.length > 0) return "reading";
   return live.reasoning ? "thinking" : "reading";
+}
+
+/** Whether the reasoning is what is being written. */
+export function isThinking({ text, cards, is_calling }) {
+  return text === "" && cards.length === 0 && !is_calling;
+}
+
+/** Whether nothing that is shown tells that the run goes on. */
+export function isWaiting(live) {
+  if (live.text || live.cards.some(isRunning)) return false;
+  return live.reasoning === "" || !isThinking(live);
 }
 
 /** How a turn ended, in words; "" when there is nothing to say. */
@@ -99,6 +127,15 @@ function count(n) {
 
 function isOver(state, run) {
   return run <= state.ended;
+}
+
+/** A card that has its result does not lose it to an older message. */
+function newer(shown, card) {
+  return shown && !isRunning(shown) ? shown : card;
+}
+
+function isRunning(card) {
+  return card.state === "running";
 }
 
 function keepPending(state, command) {

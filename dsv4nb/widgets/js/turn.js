@@ -1,7 +1,8 @@
 // One question and its answer on the page.
 
+import { card } from "./card.js";
 import { element, focusable, growing, say, toggle } from "./dom.js";
-import { mark, pace, thought } from "./transcript.js";
+import { isThinking, isWaiting, mark, thought } from "./transcript.js";
 
 export function turn() {
   const bubble = element("div", { class: "dsv4-bubble" });
@@ -9,37 +10,56 @@ export function turn() {
   const reasoning = element("div", { class: "dsv4-reasoning" });
   const fold = element("details", { class: "dsv4-thought", hidden: true }, summary, reasoning);
   const answer = element("div", { class: "dsv4-answer", hidden: true });
-  const tool = element("pre", { class: "dsv4-tool", "aria-label": "Tool call", hidden: true });
+  const calls = element("div", { class: "dsv4-calls", hidden: true });
+  const incomplete = element("p", { class: "dsv4-mark", text: "An incomplete tool call", hidden: true });
   const dots = element("div", { class: "dsv4-dots", "aria-hidden": "true", hidden: true });
   dots.append(element("i"), element("i"), element("i"));
   const ending = element("p", { class: "dsv4-mark", hidden: true });
   const facts = element("p", { class: "dsv4-facts", hidden: true });
+  const said = element("div", { class: "dsv4-user" }, element("span", { class: "dsv4-unseen", text: "You: " }), bubble);
   const el = element(
     "article",
     { class: "dsv4-turn" },
-    element("div", { class: "dsv4-user" }, element("span", { class: "dsv4-unseen", text: "You: " }), bubble),
+    said,
     element(
       "div",
       { class: "dsv4-reply" },
       element("span", { class: "dsv4-unseen", text: "Model: " }),
       fold,
+      calls,
       answer,
-      tool,
       dots,
+      incomplete,
       ending,
       facts,
     ),
   );
-  const texts = { reasoning: growing(reasoning), text: growing(answer), tool: growing(tool) };
+  const texts = { reasoning: growing(reasoning), text: growing(answer) };
+  const cards = [];
 
-  function paint(entry, write, isThinking) {
+  function paint(entry, write, isThinkingNow) {
     say(bubble, entry.user);
+    toggle(said, entry.user !== ""); // a turn that only answers calls has no text of its own
     for (const [name, text] of Object.entries(texts)) text[write](entry[name]);
     toggle(fold, entry.reasoning !== "");
     toggle(answer, entry.text !== "");
-    toggle(tool, entry.tool !== "");
-    say(summary, thought(entry, isThinking));
-    fold.classList.toggle("is-thinking", isThinking);
+    paintCards(entry.cards);
+    say(summary, thought(entry, isThinkingNow));
+    fold.classList.toggle("is-thinking", isThinkingNow);
+  }
+
+  function paintCards(shown) {
+    while (cards.length > shown.length) cards.pop().el.remove();
+    while (cards.length < shown.length) {
+      const blank = { ...card(), shows: null };
+      cards.push(blank);
+      calls.append(blank.el);
+    }
+    shown.forEach((entry, i) => {
+      if (cards[i].shows !== entry) cards[i].show(entry);
+      cards[i].shows = entry;
+    });
+    toggle(calls, shown.length > 0);
   }
 
   return {
@@ -51,9 +71,8 @@ export function turn() {
     },
     /** @param {import("./transcript.js").Live} live @param {string} facts_ "" leaves them as they are */
     running(live, facts_) {
-      const isThinking = live.text === "" && live.tool === "";
-      paint(live, "grow", isThinking);
-      toggle(dots, live.text === "" && live.tool === "" && live.reasoning === "");
+      paint(live, "grow", isThinking(live));
+      toggle(dots, isWaiting(live));
       if (facts_) {
         say(facts, facts_);
         toggle(facts, true);
@@ -63,11 +82,12 @@ export function turn() {
     ended(entry, isNews) {
       paint(entry, "settle", false);
       toggle(dots, false);
+      toggle(incomplete, entry.is_calling);
       if (entry.error && isNews) ending.setAttribute("role", "alert");
       ending.classList.toggle("is-error", entry.error !== "");
       toggle(ending, mark(entry) !== "");
       say(ending, mark(entry));
-      say(facts, pace(entry.n_tokens, entry.seconds));
+      say(facts, entry.footer);
       toggle(facts, facts.textContent !== "");
     },
   };
