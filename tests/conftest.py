@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 
 import pytest
 
+# small operations gain nothing by a second thread, and on a busy machine the two wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 
 DATA = Path(__file__).parent / "data"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of all later garbage collections, which many tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

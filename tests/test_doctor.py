@@ -87,7 +87,7 @@ def first(plan: Plan, model: Model, n: int = 2) -> Check:
 
 
 def test_m26_the_bundled_model_keeps_all_promises(toy: Model) -> None:
-    report = examine(toy, seconds=8)
+    report = examine(toy, seconds=3)
     assert [check.name for check in report.checks] == NAMES
     assert report.ok, report
     has_drafter = toy.limits.spec is not None

@@ -8,7 +8,6 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import Row, Snapshot
@@ -130,9 +129,14 @@ class Anchors:
         dropped: dict[int, Callable[[], None]] = {
             id(anchor.snapshot): anchor.snapshot.release for anchor in before if id(anchor.snapshot) not in kept
         }
-        with ExitStack() as releases:  # all of them, also when one fails
-            for release in dropped.values():
-                releases.callback(release)
+        failed: BaseException | None = None
+        for release in dropped.values():  # all of them, also when one fails
+            try:
+                release()
+            except BaseException as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
 
 def _without(anchors: tuple[Anchor, ...], anchor: Anchor) -> tuple[Anchor, ...]:

@@ -65,7 +65,7 @@ class ArchiveError(Dsv4Error):
     Attributes:
         fault: what is wrong. Opening: "missing", "unreadable", "foreign" (no archive), "truncated", "damaged",
             "version" (newer than this dsv4nb), "endianness", "mismatch" (of another model), "memory". Saving:
-            "unsavable" (a value has no place in a file), "unwritable", "disk_full".
+            "unsavable" (a value has no place in a file), "unwritable", "disk_full", "memory".
     """
 
     code = "archive"

@@ -6,6 +6,7 @@ with one beginning need no bookkeeping of their own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from dsv4nb.info import as_html, as_text
 from dsv4nb.session.anchors import Anchor, Anchors
 from dsv4nb.session.host_cache import HostCache, HostEntry, HostPrefix, HostStats, Miss
 from dsv4nb.session.reuse import DEFAULT, Decision, Known, Policy, decide
+
+logger = logging.getLogger(__name__)
 
 BUDGET_BYTES = 512 * 2**20  # of the anchors' snapshots
 
@@ -161,11 +164,19 @@ class Prefixes:
         return engine.restore(source.snapshot), source.ids, source.logits
 
     def mark(self, engine: Engine, state: DecodeState, ids: Sequence[int], row: Row | None) -> None:
-        """Capture where a run stands; it counts once the run has ended well."""
+        """Capture where a run stands; it counts once the run has ended well.
+
+        A run whose snapshot cannot be taken is none the worse for it: later ones go on from an earlier one.
+        """
         if self.policy.anchors or self.policy.live:
             # snapshots are about equally large: room for one more is made before it is taken
             self._anchors.make_room(max((a.snapshot.nbytes for a in self._anchors.committed), default=0))
-            self._anchors.add(Anchor(ids=tuple(ids), snapshot=engine.capture(state), logits=row))
+            try:
+                snapshot = engine.capture(state)
+            except Exception as error:  # a lost device fails the next forward too
+                logger.debug("no snapshot was taken tokens=%d kind=%s", len(ids), type(error).__name__, exc_info=error)
+                return
+            self._anchors.add(Anchor(ids=tuple(ids), snapshot=snapshot, logits=row))
 
     def commit(self, engine: Engine, prompt: Sequence[int], start: Start) -> None:
         """The run ended well: what it marked can be gone on from. A prompt that nobody knew goes to host memory too."""
@@ -237,7 +248,13 @@ class Prefixes:
         self._anchors.commit()
 
     def _store(self, engine: Engine, prompt: Sequence[int]) -> None:
-        """Put the longest beginning of the prompt that was marked into host memory."""
+        """Put the longest beginning of the prompt that was marked into host memory, if it can be had."""
         anchor = self._anchors.longest(prompt)
-        if anchor is not None and self._host.wants(anchor.ids):
-            self._host.insert(anchor.ids, engine.dump(anchor.snapshot))
+        if anchor is None or not self._host.wants(anchor.ids):
+            return
+        try:
+            arrays = engine.dump(anchor.snapshot)
+        except Exception as error:  # the reply is there, and needs none of this
+            logger.debug("nothing was stored tokens=%d kind=%s", len(anchor.ids), type(error).__name__, exc_info=error)
+            return
+        self._host.insert(anchor.ids, arrays)

@@ -1,9 +1,11 @@
 """Random walks of a chat: whatever was reused, the next reply is what a cold run says.
 
-    python tests/contracts/walks.py --walks 200 --seed 0
+    python tests/contracts/walks.py --model toy --walks 200 --seed 0
+    python tests/contracts/walks.py --model tiny --walks 200 --seed 0
 
 Each step sends, regenerates, edits, forks, rewinds, switches, cancels, saves and opens again, or breaks a run; after
-each reply the same prompt is run cold, by the same seed, and ids and caches are compared.
+each reply the same prompt is run cold, by the same seed, and ids and caches are compared. Tiny walks go over a new
+random checkpoint every few walks, in both formats, rounded and not, with and without a drafter.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from models import KINDS, opened, printable, text
+
 from dsv4nb.errors import EngineError
 from dsv4nb.events import Generation
-from dsv4nb.model import Model, load
+from dsv4nb.model import Model
 from dsv4nb.session.reuse import Policy
 
 EAGER = Policy(suffix_limit=0, prefix_floor=1, host_floor=8)  # takes every prefix, however short
@@ -30,21 +34,25 @@ POLICIES = {
     "live only": Policy(suffix_limit=0, prefix_floor=1, anchors=False, host=False),
     "host only": Policy(suffix_limit=0, prefix_floor=1, host_floor=8, anchors=False),
 }
-WORDS = ("Anna", "went", "to", "Rome", "Paris", "on", "Monday", "with", "a", "golden", "key", "and", "sang")
+PER_MODEL = 10  # walks on each random checkpoint
 
 
 class Walk:
     """One chat and what is done with it."""
 
-    def __init__(self, model: Model, rng: random.Random, folder: Path) -> None:
-        self.model, self.rng, self.folder = model, rng, folder
+    def __init__(self, kind: str, model: Model, rng: random.Random, folder: Path) -> None:
+        self.kind, self.model, self.rng, self.folder = kind, model, rng, folder
         self.thinking = rng.random() < 0.3
         self.options: dict[str, Any] = {"max_new": rng.randint(1, 12), "temperature": rng.choice((0.0, 1.0, 1.5))}
+        if kind == "tiny" and rng.random() < 0.5:
+            self.options["logit_bias"] = printable(model)
+        if model.limits.spec is not None:
+            self.options |= {"spec": False} if rng.random() < 0.2 else {"spec_depth": rng.choice((None, 1, 3, 6))}
         self.chat = model.chat(thinking=self.thinking, system=rng.choice((None, "Be brief.")), **self.options)
         self.kinds: Counter[str] = Counter()
 
     def text(self) -> str:
-        return " ".join(self.rng.choice(WORDS) for _ in range(self.rng.choice((1, 3, 12, 60, 150))))
+        return text(self.kind, self.rng)
 
     def step(self) -> None:
         """Do one thing, and compare where it gave a reply."""
@@ -130,41 +138,51 @@ class Walk:
         return found
 
 
-def run(walks: int, steps: int, seed: int) -> Counter[str]:
+def run(kind: str, walks: int, steps: int, seed: int) -> Counter[str]:
     """Walk, and return how often each move and each start happened."""
     counts: Counter[str] = Counter()
-    with load("toy", host_cache_mib=64, name="walks") as model, tempfile.TemporaryDirectory() as folder:
-        for number in range(walks):
-            rng = random.Random(f"{seed}/{number}")
-            name = rng.choice(list(POLICIES))
-            model.cache.policy = POLICIES[name]
-            walk = Walk(model, rng, Path(folder))
-            try:
-                for _ in range(steps):
-                    walk.step()
-            except BaseException:
-                sys.stderr.write(f"walk {number} of seed {seed}, policy {name}, chat\n{walk.chat.branches}\n")
-                raise
-            counts += walk.kinds
-        del walk
-        model.cache.clear()
-        assert model.engine.blocks_in_use == 0, "blocks were left"
+    with tempfile.TemporaryDirectory() as folder:
+        for first in range(0, walks, walks if kind == "toy" else PER_MODEL):
+            last = walks if kind == "toy" else min(first + PER_MODEL, walks)
+            number = seed * 1000 + first // PER_MODEL
+            with opened(kind, Path(folder), number, host_cache_mib=64, name="walks") as model:
+                for walk in range(first, last):
+                    counts += walk_once(kind, model, steps, f"{seed}/{walk}", Path(folder))
+                model.cache.clear()
+                assert model.engine.blocks_in_use == 0, "blocks were left"
     return counts
+
+
+def walk_once(kind: str, model: Model, steps: int, seed: str, folder: Path) -> Counter[str]:
+    """Walk one chat."""
+    rng = random.Random(seed)
+    name = rng.choice(list(POLICIES))
+    model.cache.policy = POLICIES[name]
+    walk = Walk(kind, model, rng, folder)
+    try:
+        for _ in range(steps):
+            walk.step()
+    except BaseException:
+        sys.stderr.write(f"walk {seed} of {model.name}, policy {name}, chat\n{walk.chat.branches}\n")
+        raise
+    return walk.kinds
 
 
 def main() -> None:
     """Print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=KINDS, default="toy")
     parser.add_argument("--walks", type=int, default=200)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     started = time.monotonic()
-    counts = run(args.walks, args.steps, args.seed)
+    counts = run(args.model, args.walks, args.steps, args.seed)
     for name, count in sorted(counts.items()):
         print(f"{name:12}{count:7}")
     print(
-        f"{args.walks} walks of {args.steps} steps, seed {args.seed}, {time.monotonic() - started:.0f} s: no difference"
+        f"{args.walks} {args.model} walks of {args.steps} steps, seed {args.seed}, "
+        f"{time.monotonic() - started:.0f} s: no difference"
     )
 
 

@@ -211,7 +211,7 @@ def test_tables_may_be_given_up_on_other_threads() -> None:
 
     thread = threading.Thread(target=give_up)
     thread.start()
-    for step in range(500):
+    for step in range(150):
         branch = fork(trunk, 100)
         extend(branch, 100, 3, float(step))
         with lock:

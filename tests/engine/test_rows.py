@@ -44,7 +44,7 @@ def test_how_a_prompt_is_cut_changes_no_bit(make_engine: MakeEngine, prompt: lis
         return logits.tobytes(), state.digest()
 
     whole = run([300])
-    for cut in CUTS + [random_cut(seed, 300) for seed in range(8)]:
+    for cut in CUTS + [random_cut(seed, 300) for seed in range(3)]:
         assert run(cut) == whole, cut
 
 
@@ -104,7 +104,7 @@ def test_every_start_around_a_pooled_window_and_every_accepted_count(
 def test_two_threads_give_the_same_bits_among_themselves(make_engine: MakeEngine, prompt: list[int]) -> None:
     engine = make_engine(FP32_FULL, threads=2)
     results = set()
-    for cut in ([150], [1] * 150, [7, 64, 79]):
+    for cut in ([150], [146, 1, 1, 1, 1], [7, 64, 79]):
         state, done = engine.new_state(), 0
         for n in cut:
             logits = engine.prefill(state, prompt[done : done + n]).logits

@@ -213,7 +213,7 @@ class TestDraw:
     @pytest.mark.parametrize(
         ("options", "n", "expected"),
         [
-            ({}, 20_000, [0.4, 0.3, 0.2, 0.1]),
+            ({}, 5_000, [0.4, 0.3, 0.2, 0.1]),
             ({"temperature": 2.0}, 3_000, np.sqrt([0.4, 0.3, 0.2, 0.1]) / np.sqrt([0.4, 0.3, 0.2, 0.1]).sum()),
             ({"top_k": 3}, 3_000, [4 / 9, 3 / 9, 2 / 9, 0.0]),
             ({"sampler": "inverse_cdf"}, 3_000, [0.4, 0.3, 0.2, 0.1]),

@@ -28,6 +28,7 @@ from dsv4nb.errors import EngineError
 MakeEngine = Callable[..., CpuEngine]
 
 PREFIXES = [1, 3, 127, 128, 129, 200, 257, 511, 512, 700]  # the last ones have full and partly filled blocks
+STEPS = 9  # behind a prefix: they complete two entries of ratio 4, and pass every edge that a prefix stands before
 POOLS = 3  # of the frozen checkpoint
 
 
@@ -71,14 +72,14 @@ def destroy(engine: CpuEngine, states: list[CpuState], kept: CpuSnapshot) -> Non
 
 @pytest.mark.parametrize("length", PREFIXES)
 def test_c12_a_prefix_snapshot_holds_everything(make_engine: MakeEngine, length: int) -> None:
-    engine, prompt = make_engine(FP32_FULL), ids(length + 16)
+    engine, prompt = make_engine(FP32_FULL), ids(length + 9)
     state, other = engine.new_state(), engine.new_state()
     engine.prefill(state, prompt[:length])
     snapshot, digest = engine.capture(state), state.digest()
 
     first = engine.prefill(other, ids(333, 41)).logits.argmax()
-    assert len(greedy(engine, other, int(first), 25)) == 25
-    decode(engine, state, ids(30, 43))
+    assert len(greedy(engine, other, int(first), 5)) == 5
+    decode(engine, state, ids(9, 43))
     destroy(engine, [state, other], snapshot)
 
     restored = engine.restore(snapshot)
@@ -90,7 +91,7 @@ def test_c12_a_prefix_snapshot_holds_everything(make_engine: MakeEngine, length:
     rows = decode(engine, restored, prompt[length:])
     assert np.array_equal(rows, decode(cold_engine, cold, prompt[length:]))
     pending = int(rows[-1].argmax())
-    assert greedy(engine, restored, pending, 16) == greedy(cold_engine, cold, pending, 16)
+    assert greedy(engine, restored, pending, 5) == greedy(cold_engine, cold, pending, 5)
     assert restored.digest() == cold.digest()
 
 
@@ -101,9 +102,9 @@ def test_c12_branches_of_one_snapshot_do_not_meet(make_engine: MakeEngine, lengt
     engine.prefill(trunk, prompt)
     snapshot = engine.capture(trunk)
     branches = [trunk, engine.restore(snapshot), engine.restore(snapshot)]
-    tails = [ids(40, factor) for factor in (5, 7, 9)]
+    tails = [ids(STEPS, factor) for factor in (5, 7, 9)]
     rows: list[list[npt.NDArray[np.float32]]] = [[], [], []]
-    for step in range(40):
+    for step in range(STEPS):
         for branch, tail, found in zip(branches, tails, rows, strict=True):
             found.append(decode(engine, branch, tail[step : step + 1])[0])
     for branch, tail, found in zip(branches, tails, rows, strict=True):
@@ -272,7 +273,7 @@ class Walk:
         return [self.rng.randrange(8, 256) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))  # the walks of tests/contracts go on from here
 def test_random_walks_equal_cold_runs_and_leak_nothing(make_engine: MakeEngine, seed: int) -> None:
     walk = Walk(make_engine(FP32_FULL, max_seq=20_000), random.Random(seed))
     for _ in range(60):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
 import random
+import traceback
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -203,6 +206,18 @@ def test_one_that_cannot_be_released_holds_up_no_other() -> None:
     with pytest.raises(EngineError, match="the device is gone"):
         anchors.clear()
     assert released(a, b, c) == [1, 1, 1] and anchors.committed == ()
+
+
+def test_an_error_of_a_release_keeps_no_snapshot() -> None:
+    anchors, snapshot = Anchors(100), Kept(1, fault=EngineError("the device is gone"))
+    held = weakref.ref(snapshot)
+    committed(anchors, anchor(2, snapshot=snapshot))
+    del snapshot
+    with pytest.raises(EngineError) as caught:
+        anchors.clear()
+    traceback.clear_frames(caught.tb)  # as the serving thread does
+    gc.collect()
+    assert held() is None
 
 
 @pytest.mark.parametrize("budget", [0, -1, 1.5, True, "9", None])

@@ -27,13 +27,22 @@ def model() -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture
-def chat(model: Model) -> Any:
+@pytest.fixture(scope="module")
+def sent(model: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A chat with a branch, and its file."""
     chat = model.chat(system="Be brief.", temperature=0, logit_bias={7: -math.inf, 3: 0.5}, stop=["zzz"])
     chat.send("The code word is silver otter.")
     chat.send(TEXT)
     chat.regenerate()
-    return chat
+    path = tmp_path_factory.mktemp("sent") / "chat.dsv4"
+    chat.save(path)
+    return chat, path
+
+
+@pytest.fixture
+def chat(model: Model, sent: tuple[Any, Path]) -> Any:
+    """The same chat for each test, with its caches."""
+    return model.open_chat(sent[1])
 
 
 def told(chat: Any) -> Any:
@@ -42,8 +51,8 @@ def told(chat: Any) -> Any:
     return state.options, nodes, state.head.number, state.ledger, chat.thinking, chat.messages
 
 
-def test_a_chat_comes_back_whole_and_computes_nothing_again(model: Model, chat: Any, tmp_path: Path) -> None:
-    path = tmp_path / "chat.dsv4"
+def test_a_chat_comes_back_whole_and_computes_nothing_again(model: Model, sent: tuple[Any, Path]) -> None:
+    chat, path = sent
     assert chat.save(path) == path.stat().st_size
     model.cache.clear()  # as in a new kernel
     opened = dsv4nb.open_chat(path, model)
@@ -151,6 +160,26 @@ def test_a_busy_chat_and_a_path_that_cannot_be(model: Model, chat: Any, tmp_path
     with pytest.raises(ArchiveError, match="does not exist"):
         model.open_chat(tmp_path / "nothing")
     assert chat.send("Hi!").text
+
+
+@pytest.mark.parametrize("name", ["dump", "load"])
+def test_memory_that_ran_out_is_named_and_nothing_is_changed(
+    model: Model, chat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    path = tmp_path / "chat"
+    chat.save(path)
+    if name == "load":
+        model.cache.clear()
+    before, told_before, stats = path.read_bytes(), told(chat), model.cache.stats()
+    with monkeypatch.context() as patch, pytest.raises(ArchiveError, match=r"\d tokens.*close other chats") as caught:
+        patch.setattr(model.engine, name, broken)
+        chat.save(path) if name == "dump" else model.open_chat(path)
+    assert caught.value.fault == "memory"
+    assert (path.read_bytes(), told(chat), model.cache.stats()) == (before, told_before, stats)
+    assert told(model.open_chat(path))[1:] == told_before[1:]
 
 
 def test_a_chat_is_saved_between_requests_not_during_one(make_model: MakeModel, tmp_path: Path) -> None:
