@@ -106,7 +106,7 @@ def _sample(model: Model, move: Move, policy: Policy, prompt_tokens: int) -> tup
     """
     model.cache.clear()
     model.cache.policy = DEFAULT
-    chat = model.chat(temperature=0, max_new=4)
+    chat = model.chat(temperature=0, max_new=2)
     turn = _text(model, prompt_tokens // (move.turns - 1))
     said = [chat.send(turn) for _ in range(move.turns - 1)]
     said.append(chat.send("Hi!"))

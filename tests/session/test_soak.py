@@ -28,9 +28,9 @@ def soak() -> Iterator[Any]:
 
 
 def test_m14_m16_m17_m20_m21_requests_end_once_in_order_and_leave_nothing(soak: Any) -> None:
-    report = soak.soak(requests=120, seed=1)
+    report = soak.soak(requests=300, seed=1)
     counts = report.counts
-    assert report.requests == 120
+    assert report.requests == 300
     # what it is there for did happen
     for what in ("done: length", "done: stop", "cancelled while queued", "cancelled in prefill", "cancelled in decode"):
         assert counts[what] > 0, report
