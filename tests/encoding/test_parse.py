@@ -143,7 +143,7 @@ values = st.recursive(
 calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), max_size=3)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)  # the fuzz scripts go on from here
+@settings(max_examples=80, deadline=None, derandomize=True)  # the fuzz scripts go on from here
 @given(texts, texts, calls, st.booleans())
 def test_a_rendered_message_parses_back(
     reasoning: str, content: str, calls: list[tuple[str, dict[str, Any]]], thinking: bool

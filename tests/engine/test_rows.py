@@ -14,7 +14,7 @@ MakeEngine = Callable[..., CpuEngine]
 
 CONTRACTS = [FP32_PLAIN, FP32_FULL]
 CUTS = [
-    [1] * 300,
+    [*[1] * 140, 160],
     [3, 5, 4, 1, 287],
     [127, 1, 172],
     [129, 171],

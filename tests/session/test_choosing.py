@@ -139,7 +139,7 @@ class TestGrammar:
                 thinking=thinking,
                 seed=seed,
                 temperature=2.0,
-                max_new=300,
+                max_new=150,
             )
             if reply.stop_reason == "stop":
                 assert set(json.loads(reply.text)) == {"sum"}
