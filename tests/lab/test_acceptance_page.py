@@ -166,7 +166,7 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any, shots: Path) -> No
     assert "Once upon a time" in page.locator(".dsv4-text").inner_text()
     page.get_by_role("button", name="Rewind the chat here").click()
     page.wait_for_function("document.querySelector('.dsv4-acceptance').dataset.rounds === '3'")
-    assert not page.locator(".dsv4-round").is_visible()
+    page.locator(".dsv4-round").wait_for(state="hidden", timeout=5000)
     run_cell(lab, 2)
     page.locator(".jp-OutputArea-output pre").get_by_text("(1, 3, 2)").wait_for()
 
@@ -221,7 +221,7 @@ def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(opened: Callabl
     assert page.locator(".dsv4-round-title").inner_text() == "Round 0"
     page.keyboard.press("Escape")
     page.wait_for_function("document.activeElement.className === 'dsv4-scroller'")
-    assert not page.locator(".dsv4-round").is_visible()
+    page.locator(".dsv4-round").wait_for(state="hidden", timeout=5000)
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
     unmarked = page.evaluate(
         """() => [...document.querySelectorAll(".dsv4-acceptance :is(button, input, select, summary, [tabindex='0'])")]
