@@ -136,6 +136,21 @@ class SpecConfig:
             limit = "left out with spec_mode='rejection', whose drafts are drawn from the drafter's distribution"
             _require(self.proposal == "coupled", "spec_proposal", self.proposal, limit)
 
+    def require_fits(self, block_size: int, *, depth_name: str = "spec_depth") -> None:
+        """Check the knobs against a drafter's block.
+
+        Args:
+            depth_name: what a person set the depth by.
+
+        Raises:
+            RequestError: the depth is more rows than a block gives, or the floor is all of it.
+        """
+        limit = f"1 to {block_size + 1} rows: the pending token and {block_size} drafts"
+        _require(self.depth is None or self.depth <= block_size + 1, depth_name, self.depth, limit)
+        limit = f"0 to {block_size - 1}; as many as the block has would switch the window off"
+        within = self.floor is None or self.floor < block_size
+        _require(within, "the floor of spec_window", self.floor, limit, param="spec_window")
+
 
 def parse_window(given: object) -> tuple[SpecWindow, float | None, int | None]:
     """Return policy, tau and floor of a window.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.config import SpecConfig
 from dsv4nb.rounds import Costs
+from dsv4nb.tables import as_html, as_text
 
 _KINDS = {"swa": "window only", "csa": "compressed 4:1", "hca": "compressed 128:1"}
 
@@ -191,20 +191,6 @@ class SpecInfo:
 
     def _repr_html_(self) -> str:
         return as_html(self.rows())
-
-
-def as_text(rows: Sequence[tuple[str, str]]) -> str:
-    """Return facts as lines."""
-    return "\n".join(f"{label:<12}{value}" for label, value in rows)
-
-
-def as_html(rows: Sequence[tuple[str, str]]) -> str:
-    """Return facts as a table."""
-    cells = "".join(
-        f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(value)}</td></tr>'
-        for label, value in rows
-    )
-    return f"<table>{cells}</table>"
 
 
 def _yes(value: bool) -> str:

@@ -274,15 +274,11 @@ def _spec(checkpoint: Checkpoint, drafter: object, depth: object, window: object
         return None
     dspark = checkpoint.config.dspark
     assert dspark is not None
-    asked, name = (environ.spec_depth(), environ.SPEC_DEPTH) if depth is None else (depth, "spec_depth")
-    most = dspark.block_size + 1
-    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= most):
-        raise RequestError(f"{name} is {asked!r}; it must be an integer from 1 to {most}", param=name)
     policy, tau, floor = ("off", None, None) if window is None else parse_window(window)
-    if isinstance(floor, int) and floor >= dspark.block_size:
-        limit = f"0 to {dspark.block_size - 1}; as many as the block has would switch the window off"
-        raise RequestError(f"the floor of spec_window is {floor}; it must be {limit}", param="spec_window")
-    return SpecConfig(depth=asked, window=policy, tau=tau, floor=floor)
+    asked: Any = environ.spec_depth() if depth is None else depth
+    config = SpecConfig(depth=asked, window=policy, tau=tau, floor=floor)
+    config.require_fits(dspark.block_size, depth_name=environ.SPEC_DEPTH if depth is None else "spec_depth")
+    return config
 
 
 def _no_drafter(checkpoint: Checkpoint, fault: str) -> str:

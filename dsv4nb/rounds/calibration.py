@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dsv4nb.errors import RequestError
 from dsv4nb.rounds.records import Draft, Round
-from dsv4nb.rounds.tables import Facts, Grid, as_html, as_text, decimal, percent
+from dsv4nb.tables import Facts, Grid, as_html, as_text, decimal, percent
 
 Floats = npt.NDArray[np.float64]
 

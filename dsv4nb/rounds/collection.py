@@ -13,9 +13,9 @@ from dsv4nb.rounds.costs import Costs
 from dsv4nb.rounds.counterfactual import TAUS, Counterfactual, Sweep, counterfactual_of, sweep
 from dsv4nb.rounds.dicts import from_dict, to_dict
 from dsv4nb.rounds.records import Round, SpecUsage, by_reply
-from dsv4nb.rounds.tables import data_frame
 from dsv4nb.rounds.temperatures import Temperatures, fit_temperatures
 from dsv4nb.rounds.totals import SpecTotals
+from dsv4nb.tables import data_frame
 
 _STEPS = ("draft", "verify", "commit", "total")
 _ROUND = (

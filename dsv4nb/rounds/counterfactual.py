@@ -20,7 +20,7 @@ from dsv4nb.config import SpecConfig
 from dsv4nb.errors import RequestError
 from dsv4nb.rounds.costs import Costs, leading
 from dsv4nb.rounds.records import Draft, Round, by_reply
-from dsv4nb.rounds.tables import Facts, Grid, as_html, as_text, data_frame, decimal, percent
+from dsv4nb.tables import Facts, Grid, as_html, as_text, data_frame, decimal, percent
 
 TAUS = tuple(i / 20 for i in range(1, 20))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsv4nb.config import SpecMode, SpecProposal
-from dsv4nb.rounds.tables import as_html, as_text, percent
+from dsv4nb.tables import as_html, as_text, percent
 
 DraftStatus = Literal["accepted", "rejected", "unreached", "not_verified", "past_stop"]
 RoundKind = Literal["correction", "bonus"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from dsv4nb.rounds.calibration import N_BINS, Floats, ece, logit_of, sigmoid
 from dsv4nb.rounds.records import Round
-from dsv4nb.rounds.tables import Grid, as_html, as_text, decimal, percent
+from dsv4nb.tables import Grid, as_html, as_text, decimal, percent
 
 GRID = tuple(2.0 ** (i / 8) for i in range(-24, 25))  # 49 from 1/8 to 8, the same factor apart, 1 in their middle
 

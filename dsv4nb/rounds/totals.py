@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsv4nb.rounds.records import Round
-from dsv4nb.rounds.tables import Facts, Grid, as_html, as_text, decimal, percent
+from dsv4nb.tables import Facts, Grid, as_html, as_text, decimal, percent
 
 Curve = tuple[float | None, ...]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from dsv4nb.engine.protocol import DecodeState, Engine, Row
 from dsv4nb.errors import RequestError
-from dsv4nb.info import as_html, as_text
 from dsv4nb.session.anchors import Anchor, Anchors
 from dsv4nb.session.host_cache import HostCache, HostEntry, HostPrefix, HostStats, Miss
 from dsv4nb.session.reuse import DEFAULT, Decision, Known, Policy, decide
+from dsv4nb.tables import as_html, as_text
 
 logger = logging.getLogger(__name__)
 

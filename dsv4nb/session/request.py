@@ -317,12 +317,7 @@ def spec_config(options: Options, sampler: SamplerConfig, limits: Limits) -> Spe
     if "window" in asked:
         asked["window"], asked["tau"], asked["floor"] = parse_window(asked["window"])
     config = replace(limits.spec, **asked)
-    if config.depth is not None and config.depth > limits.block_size + 1:
-        limit = f"1 to {limits.block_size + 1} rows: the pending token and {limits.block_size} drafts"
-        raise RequestError(f"spec_depth is {config.depth}; it must be {limit}", param="spec_depth")
-    if config.floor is not None and config.floor >= limits.block_size:
-        limit = f"0 to {limits.block_size - 1}; as many as the block has would switch the window off"
-        raise RequestError(f"the floor of spec_window is {config.floor}; it must be {limit}", param="spec_window")
+    config.require_fits(limits.block_size)
     if config.mode == "rejection" and sampler.sampler != "gumbel":
         raise RequestError(
             f"spec_mode='rejection' draws three times a position and sampler={sampler.sampler!r} can draw once; "

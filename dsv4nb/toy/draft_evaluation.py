@@ -13,7 +13,7 @@ from dsv4nb.reference.drafter import DrafterNetwork
 from dsv4nb.reference.network import Network
 from dsv4nb.toy.batches import Batch, Encoder
 from dsv4nb.toy.blocks import all_blocks
-from dsv4nb.toy.draft_figures import Rollout, auc, roll_out, summarise, told_drafts
+from dsv4nb.toy.draft_figures import Rollout, auc_of, roll_out, summarise, told_drafts
 from dsv4nb.toy.graphs import Graphs
 from dsv4nb.toy.probes import probes
 from dsv4nb.toy.regenerate import Regenerator
@@ -60,7 +60,7 @@ def evaluate(trunk: Network, drafter: DrafterNetwork, encoder: Encoder, seed: in
         "greedy_tau": round(all_rounds.tau, 3),
         "greedy_unconditional": _short([all_rounds.unconditional(k) for k in slots]),
         "greedy_conditional": _short([all_rounds.conditional(k) for k in slots]),
-        "greedy_auc": _short([auc(score, outcome)])[0],
+        "greedy_auc": _short([auc_of(score, outcome)])[0],
         "greedy_tau_by_skill": {name: round(r.tau, 2) for name, r in sorted(rounds.items())},
     }
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsv4nb.reference.drafter import DrafterNetwork, Drafts
+from dsv4nb.rounds.calibration import auc
 
 FIELDS = ("supervised", "cross_entropy", "distance", "confidence_loss", "agrees", "confidence")
 
@@ -87,23 +88,14 @@ def summarise(table: Tensor) -> Figures:
         accepted=tuple(((accepted * there).sum(0) / slots).tolist()),
         agrees=tuple(((agrees * there).sum(0) / slots).tolist()),
         tau_prob=1 + float(survival.sum()),
-        auc=auc(confidence[is_there], agrees[is_there].bool()),
+        auc=auc_of(confidence[is_there], agrees[is_there].bool()),
     )
 
 
-def auc(score: Tensor, outcome: Tensor) -> float:
-    """Return the chance that a positive has a higher score than a negative, ties counting half; NaN without both.
-
-    Args:
-        score: [N] float; outcome: [N] bool.
-    """
-    _, place, count = score.unique(return_inverse=True, return_counts=True)
-    rank = (count.cumsum(0) - (count - 1) / 2)[place].double()
-    positives = int(outcome.sum())
-    pairs = positives * (len(outcome) - positives)
-    if pairs == 0:
-        return float("nan")
-    return float((rank[outcome].sum() - positives * (positives + 1) / 2) / pairs)
+def auc_of(score: Tensor, outcome: Tensor) -> float:
+    """Return the area under the curve of scores [N] for outcomes [N] bool; NaN where one outcome is missing."""
+    found = auc(score.double().cpu().numpy(), outcome.cpu().numpy())
+    return float("nan") if found is None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

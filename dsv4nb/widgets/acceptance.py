@@ -8,32 +8,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import anywidget
-import traitlets
-
 from dsv4nb.errors import ChatBusy, RequestError
 from dsv4nb.events import Generation
 from dsv4nb.rounds import Costs, Rounds
-from dsv4nb.stream.frames import Ended, News, Pump, Watch, shared_pump
-from dsv4nb.stream.output import Output
+from dsv4nb.stream.frames import Ended, News, Pollable, Pump, Watch, shared_pump
 from dsv4nb.widgets import protocol
 from dsv4nb.widgets.acceptance_figures import figures_of, sweep_points, wire_rounds
 from dsv4nb.widgets.acceptance_saved import SavedRounds
-from dsv4nb.widgets.acceptance_story import Pollable, Reader, Story, TurnLike, story_of_rounds, story_of_turn
+from dsv4nb.widgets.acceptance_story import Reader, Story, TurnLike, story_of_rounds, story_of_turn
 from dsv4nb.widgets.orders import Orders
+from dsv4nb.widgets.panel import Panel, finish
 
 _STATIC = Path(__file__).parent / "static"
-_VIEW = "application/vnd.jupyter.widget-view+json"
 
 FIGURES_S = 0.5  # between two counts of the totals while a reply runs
 FIGURES_SHARE = 0.02  # of a core, for counting them again: a long reply is counted more seldom
-KEPT_OUTPUTS = 8  # outputs whose saved picture is refreshed; older ones keep what they show
 LISTED = 200  # turns to choose from, the latest ones
 NO_TURN = -1
 
@@ -53,7 +47,7 @@ class Chat(Protocol):
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
-class AcceptancePanel(anywidget.AnyWidget):
+class AcceptancePanel(Panel):
     """Shows rounds of speculation in any number of views.
 
     Args:
@@ -70,7 +64,7 @@ class AcceptancePanel(anywidget.AnyWidget):
     _esm = _STATIC / "acceptance.js"
     _css = _STATIC / "acceptance.css"
 
-    title = traitlets.Unicode("").tag(sync=True)
+    saved_class, name = "dsv4-rounds-saved", "Speculation"
 
     _unwatch: tuple[Callable[[], None], ...] = ()  # a panel that was refused is closed too
 
@@ -92,9 +86,7 @@ class AcceptancePanel(anywidget.AnyWidget):
         self._run = 1
         self._sent = 0
         self._figures_due = 0.0
-        self._outputs: deque[Output] = deque(maxlen=KEPT_OUTPUTS)
         self._orders = Orders(self.send, {"show": self._do_show, "rewind": self._do_rewind, "sweep": self._do_sweep})
-        _keep_reply_route(self.comm)
         self.on_msg(self._received)
         if chat is not None:
             self._unwatch = chat.on_submit(self._submitted), chat.on_change(self._changed)
@@ -132,7 +124,7 @@ class AcceptancePanel(anywidget.AnyWidget):
     def _begin(self, user: str, ticket: Pollable) -> None:
         if self.comm is None or (self._watch is not None and self._watch.ticket is ticket):
             return
-        if not self._has_ended(partial(self._begin, user, ticket)):
+        if not finish(self._watch, self._pump, partial(self._begin, user, ticket)):
             return
         self._reader = Reader(ticket, user)
         self._watch = Watch(self._run, ticket, self._told)
@@ -142,22 +134,9 @@ class AcceptancePanel(anywidget.AnyWidget):
         else:
             self._list()
 
-    def _has_ended(self, job: Callable[[], None]) -> bool:
-        """Tell the rest of the run before, whose last rounds are due; not yet over: `job` is for later.
-
-        A chat writes a turn down just before its ticket says so.
-        """
-        if (watch := self._watch) is None:
-            return True
-        for news in watch.news():
-            self._told(news)
-        if not watch.over:
-            self._pump.call(job)
-        return watch.over
-
     def _take_over(self) -> None:
         """Show the chat's branch; what was chosen from it stays as long as it is there."""
-        if self.comm is None or self._chat is None or not self._has_ended(self._take_over):
+        if self.comm is None or self._chat is None or not finish(self._watch, self._pump, self._take_over):
             return
         turns = self._chat.turns
         is_there = any(turn is self._story.turn for turn in (turns[-1:] if self._follows else turns))
@@ -201,7 +180,7 @@ class AcceptancePanel(anywidget.AnyWidget):
             figures = self._figures(time.monotonic())
             self._say("frame", run=self._run, start=self._sent, rounds=self._fresh(), figures=figures)
             self._say("ended", run=self._run, note=story.note, rewinds=self._rewinds)
-            self._publish()
+            self._refresh_saved()
         self._list()
 
     def _show(self, story: Story) -> None:
@@ -210,7 +189,7 @@ class AcceptancePanel(anywidget.AnyWidget):
         self._run += 1
         self._snapshot()
         self._list()
-        self._publish()
+        self._refresh_saved()
 
     def _snapshot(self) -> None:
         story, self._sent = self._story, 0
@@ -245,7 +224,7 @@ class AcceptancePanel(anywidget.AnyWidget):
         turns = self._chat.turns
         if self._follows and turns and self._story.turn is not turns[-1]:
             self._story, self._run = story_of_turn(turns[-1]), self._run + 1
-            self._publish()
+            self._refresh_saved()
 
     def _list(self) -> None:
         """Tell which turns there are to choose from."""
@@ -303,23 +282,6 @@ class AcceptancePanel(anywidget.AnyWidget):
         story = self._story
         return SavedRounds(title=self.title, label=story.label, note=story.note, rounds=tuple(story.rounds))
 
-    def _publish(self) -> None:
-        for output in self._outputs:
-            output.update(_saved_bundle(self.saved()))
-
-    def _repr_mimebundle_(self, **_options: object) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle: dict[str, Any] = dict(self.saved().bundle())
-        bundle[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        return bundle, {}
-
-    def _ipython_display_(self) -> None:
-        """Show a view, and below it the picture that stays when the view is gone; see `ChatWidget`."""
-        view, _ = self._repr_mimebundle_()
-        del view["text/html"]
-        view["text/plain"] = self.title
-        Output(view)
-        self._outputs.append(Output(_saved_bundle(self.saved())))
-
 
 def _parts(source: object) -> tuple[Chat | None, Story, Pollable | None]:
     match source:
@@ -334,15 +296,3 @@ def _parts(source: object) -> tuple[Chat | None, Story, Pollable | None]:
             return None, Story(is_live=True), source  # type: ignore[return-value]
     what = "a chat, a ticket, a generation or rounds"
     raise RequestError(f"source is a {type(source).__name__}; it must be {what}", param="source")
-
-
-def _saved_bundle(saved: SavedRounds) -> dict[str, str]:
-    bundle = saved.bundle()
-    bundle["text/html"] = f'<div class="dsv4-rounds-saved">{bundle["text/html"]}</div>'
-    return bundle
-
-
-def _keep_reply_route(comm: object) -> None:
-    """Answer a comm where its message came in; see `chat.py`."""
-    if hasattr(comm, "_reply_subshell_for"):
-        comm._reply_subshell_for = lambda data, default: default

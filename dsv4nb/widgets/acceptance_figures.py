@@ -10,8 +10,8 @@ from typing import Any
 from dsv4nb.errors import RequestError
 from dsv4nb.rounds import Costs, Draft, Reliability, Round, Rounds, SpecTotals
 from dsv4nb.rounds.counterfactual import Counterfactual
-from dsv4nb.rounds.tables import decimal, percent
 from dsv4nb.rounds.totals import Curve
+from dsv4nb.tables import decimal, percent
 from dsv4nb.widgets.acceptance_story import Piece, Story
 from dsv4nb.widgets.protocol import STATUSES
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from dsv4nb.rounds import DraftStatus, Reliability, Round
-from dsv4nb.rounds.tables import Grid, as_html, as_text, decimal, percent
+from dsv4nb.tables import Grid, as_html, as_text, decimal, percent
 from dsv4nb.widgets.acceptance_figures import Figures, figures_of
 
 GLYPHS: dict[DraftStatus, str] = {

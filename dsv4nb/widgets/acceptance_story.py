@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dsv4nb.events import Done, Event, Failed, PromptUsage, Token
-from dsv4nb.rounds import Round, Rounds
+from dsv4nb.rounds import Round
 from dsv4nb.rounds.records import by_reply
+from dsv4nb.stream import transcript
+from dsv4nb.stream.frames import Pollable
 
 PLAIN = "No rounds: this reply was not speculated."
 STOPPED = "No rounds: this reply was stopped before its first one."
@@ -16,31 +18,11 @@ STOPPED = "No rounds: this reply was stopped before its first one."
 Piece = tuple[str, str]  # reasoning and content
 
 
-class TurnLike(Protocol):
-    """What a chat remembers of a turn; `dsv4nb.session.tree.Turn` is one."""
+class TurnLike(transcript.TurnLike, Protocol):
+    """What a chat remembers of a turn, and where its rounds began; `dsv4nb.session.tree.Turn` is one."""
 
-    @property
-    def user(self) -> str: ...
-    @property
-    def reasoning(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def stop_reason(self) -> str | None: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def rounds(self) -> Rounds: ...
     @property
     def marks(self) -> tuple[tuple[int, int], ...]: ...
-
-
-class Pollable(Protocol):
-    """A run on its way."""
-
-    @property
-    def state(self) -> str: ...
-    def poll(self, start: int) -> tuple[Sequence[Event], bool]: ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import anywidget
 import traitlets
 from IPython.core.getipython import get_ipython
 
-from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Event
 from dsv4nb.stream.calls import card_of
 from dsv4nb.stream.frames import Called, Ended, Frame, News, Pump, Status, Watch, shared_pump
 from dsv4nb.stream.output import Output
 from dsv4nb.stream.transcript import Entry, Transcript, TurnLike, ended_entry, entry_from_events, entry_of
 from dsv4nb.widgets import protocol
+from dsv4nb.widgets.orders import Orders
+from dsv4nb.widgets.panel import Panel, finish
 
 _STATIC = Path(__file__).parent / "static"
-_VIEW = "application/vnd.jupyter.widget-view+json"
 
 EXAMPLES = ("What is the capital of France?", "What is 47 + 38?", "Count from 1 to 100.")
-KEPT_ANSWERS = 256  # a page repeats a command seconds after it, not hundreds of commands later
-KEPT_OUTPUTS = 8  # outputs whose saved transcript is refreshed; older ones keep what they show
 
 
 class Ticket(Protocol):
@@ -67,7 +63,7 @@ class _Live:
     ticket: Ticket
 
 
-class ChatWidget(anywidget.AnyWidget):
+class ChatWidget(Panel):
     """Shows one chat in any number of views.
 
     Args:
@@ -79,7 +75,8 @@ class ChatWidget(anywidget.AnyWidget):
     _esm = _STATIC / "chat.js"
     _css = _STATIC / "chat.css"
 
-    title = traitlets.Unicode("").tag(sync=True)
+    saved_class, name = "dsv4-saved", "Chat"
+
     status = traitlets.Unicode("idle").tag(sync=True)  # idle | queued | running | stopping
     run = traitlets.Int(0).tag(sync=True)
     thinking = traitlets.Bool(False).tag(sync=True)
@@ -95,10 +92,16 @@ class ChatWidget(anywidget.AnyWidget):
         self._live: _Live | None = None
         self._watch: Watch | None = None
         self._sent: tuple[Ticket, str] | None = None
-        self._answers: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
+        self._orders = Orders(
+            self.send,
+            {
+                "send": self._do_send,
+                "stop": self._do_stop,
+                "reset": self._do_reset,
+                "set_thinking": self._do_set_thinking,
+            },
+        )
         self._resets: list[str] = []
-        self._outputs: deque[Output] = deque(maxlen=KEPT_OUTPUTS)
-        _keep_reply_route(self.comm)
         self.on_msg(self._received)
         chat.on_submit(self._submitted)
         chat.on_change(self._changed)
@@ -112,53 +115,23 @@ class ChatWidget(anywidget.AnyWidget):
         live = self._live
         if command["kind"] == "stop" and live and _names(command, live):
             live.ticket.cancel()
-        self._pump.call(partial(self._obey, command))
+        self._pump.call(self._resync if command["kind"] == "resync" else partial(self._orders.obey, command))
 
     # everything below runs on the pump's thread
 
-    def _obey(self, command: dict[str, Any]) -> None:
-        """Carry out a command once; answer it as often as it comes."""
-        if command["kind"] == "resync":
-            self._resync()
-            return
-        key = command["id"]
-        if key in self._answers:
-            if (answer := self._answers[key]) is not None:
-                self.send(answer)
-            return
-        self._answers[key] = None
-        while len(self._answers) > KEPT_ANSWERS:
-            self._answers.popitem(last=False)
-        try:
-            answered = getattr(self, f"_do_{command['kind']}")(command)
-        except Dsv4Error as error:
-            self._answer(key, error=str(error))
-        except Exception as error:
-            self._answer(key, error=f"{type(error).__name__}: {error}")
-            raise
-        else:
-            if answered:
-                self._answer(key)
-
-    def _answer(self, key: str, error: str = "") -> None:
-        self._answers[key] = protocol.message("ack", id=key, ok=not error, error=error)
-        self.send(self._answers[key])
-
-    def _do_send(self, command: dict[str, Any]) -> bool:
+    def _do_send(self, command: dict[str, Any]) -> None:
         ticket = self._chat.submit(command["text"])
         self._sent = (ticket, command["id"])
-        return True
 
-    def _do_stop(self, command: dict[str, Any]) -> bool:
+    def _do_stop(self, command: dict[str, Any]) -> None:
         if self._live and _names(command, self._live):
             self._live.ticket.cancel()
             self.status = "stopping"
         elif self._sent and self._sent[1] == command["command"]:
             self._sent[0].cancel()
-        elif command["command"] and command["command"] not in self._answers:
+        elif command["command"] and command["command"] not in self._orders:
             # the send that it stops is still on its way: refuse it when it arrives
-            self._answer(command["command"], error="stopped before it was sent")
-        return True
+            self._orders.answer(command["command"], "stopped before it was sent")
 
     def _do_reset(self, command: dict[str, Any]) -> bool:
         if self._live:
@@ -169,10 +142,9 @@ class ChatWidget(anywidget.AnyWidget):
         self._reset()
         return True
 
-    def _do_set_thinking(self, command: dict[str, Any]) -> bool:
+    def _do_set_thinking(self, command: dict[str, Any]) -> None:
         self._chat.thinking = command["value"]
         self.thinking = self._chat.thinking
-        return True
 
     def _reset(self) -> None:
         self._chat.reset()
@@ -190,24 +162,11 @@ class ChatWidget(anywidget.AnyWidget):
         self._pump.call(partial(self._take_over, tuple(self._chat.turns)))
 
     def _take_over(self, turns: tuple[TurnLike, ...]) -> None:
-        if self._has_ended(partial(self._take_over, turns)):
+        if finish(self._watch, self._pump, partial(self._take_over, turns)):
             self._catch_up(turns)
 
-    def _has_ended(self, job: Callable[[], None]) -> bool:
-        """Tell the rest of the turn before, which has ended or else the chat had refused; not yet: `job` is for later.
-
-        A chat writes a turn down just before its ticket says so.
-        """
-        if (watch := self._watch) is None:
-            return True
-        for news in watch.news():
-            self._told(news)
-        if not watch.over:
-            self._pump.call(job)
-        return watch.over
-
     def _begin(self, user: str, ticket: Ticket, before: tuple[TurnLike, ...]) -> None:
-        if not self._has_ended(partial(self._begin, user, ticket, before)):
+        if not finish(self._watch, self._pump, partial(self._begin, user, ticket, before)):
             return
         command = self._sent[1] if self._sent and self._sent[0] is ticket else ""
         self._catch_up(before)
@@ -259,7 +218,7 @@ class ChatWidget(anywidget.AnyWidget):
         if resets:
             self._reset()
         for key in resets:
-            self._answer(key)
+            self._orders.answer(key)
 
     def _resync(self) -> None:
         """Tell a view that has just come, or missed something, where the running turn stands."""
@@ -293,45 +252,11 @@ class ChatWidget(anywidget.AnyWidget):
 
     def _publish(self) -> None:
         self.transcript = self._transcript(self.run)
-        for output in self._outputs:
-            output.update(_saved_bundle(self.saved()))
-
-    def _repr_mimebundle_(self, **_options: object) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle: dict[str, Any] = dict(self.saved().bundle())
-        bundle[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        return bundle, {}
-
-    def _ipython_display_(self) -> None:
-        """Show a view, and below it the transcript that stays readable when the view is gone.
-
-        They are two outputs because updating an output rebuilds every view in it. The style sheet hides the second
-        while a view is beside it.
-        """
-        view, _ = self._repr_mimebundle_()
-        del view["text/html"]
-        view["text/plain"] = self.title or "Chat"
-        Output(view)
-        self._outputs.append(Output(_saved_bundle(self.saved())))
-
-
-def _saved_bundle(transcript: Transcript) -> dict[str, str]:
-    bundle = transcript.bundle()
-    bundle["text/html"] = f'<div class="dsv4-saved">{bundle["text/html"]}</div>'
-    return bundle
+        self._refresh_saved()
 
 
 def _names(command: dict[str, Any], live: _Live) -> bool:
     return bool(command["run"] == live.run or (live.command and command["command"] == live.command))
-
-
-def _keep_reply_route(comm: object) -> None:
-    """Answer a comm where its message came in.
-
-    ipykernel 7.4.0 answers on the subshell of the last publisher, which after a page reload may no longer exist; every
-    later click is then lost. Other versions lack the attribute.
-    """
-    if hasattr(comm, "_reply_subshell_for"):
-        comm._reply_subshell_for = lambda data, default: default
 
 
 _shown: weakref.WeakKeyDictionary[Any, ChatWidget] = weakref.WeakKeyDictionary()

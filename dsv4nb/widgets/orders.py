@@ -17,14 +17,19 @@ class Orders:
 
     Args:
         send: takes a message to the page.
-        do: by kind, what carries a command out; an error of dsv4nb is a refusal, told in its own words.
+        do: by kind, what carries a command out; it returns False when `answer` will be called later. An error of
+            dsv4nb is a refusal, told in its own words.
     """
 
     def __init__(
-        self, send: Callable[[dict[str, Any]], None], do: Mapping[str, Callable[[dict[str, Any]], None]]
+        self, send: Callable[[dict[str, Any]], None], do: Mapping[str, Callable[[dict[str, Any]], bool | None]]
     ) -> None:
         self._send, self._do = send, do
-        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._answers: OrderedDict[str, dict[str, Any] | None] = OrderedDict()  # None: not answered yet
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a command has come, or was answered before it came."""
+        return key in self._answers
 
     def obey(self, command: dict[str, Any]) -> None:
         """Carry out a command, or repeat the answer to it.
@@ -34,20 +39,24 @@ class Orders:
         """
         key = command["id"]
         if key in self._answers:
-            self._send(self._answers[key])
+            if (answer := self._answers[key]) is not None:
+                self._send(answer)
             return
+        self._answers[key] = None
         try:
-            self._do[command["kind"]](command)
+            is_answered = self._do[command["kind"]](command)
         except Dsv4Error as error:
-            self._answer(key, str(error))
+            self.answer(key, str(error))
         except Exception as error:
-            self._answer(key, f"{type(error).__name__}: {error}")
+            self.answer(key, f"{type(error).__name__}: {error}")
             raise
         else:
-            self._answer(key, "")
+            if is_answered is not False:
+                self.answer(key)
 
-    def _answer(self, key: str, error: str) -> None:
-        self._answers[key] = protocol.message("ack", id=key, ok=not error, error=error)
+    def answer(self, key: str, error: str = "") -> None:
+        """Answer a command, now and whenever it comes again; one that has not come yet is not carried out."""
+        self._answers[key] = answer = protocol.message("ack", id=key, ok=not error, error=error)
         while len(self._answers) > KEPT_ANSWERS:
             self._answers.popitem(last=False)
-        self._send(self._answers[key])
+        self._send(answer)

@@ -114,6 +114,20 @@ def test_m24_m25_penalties_are_inside_the_accept_walk(plain: Model) -> None:
             assert bare.ids != found.ids  # the penalties did something
 
 
+@pytest.mark.parametrize("last_n", [0, 2])
+def test_m25_a_draft_counts_for_the_rows_behind_it(make_model: MakeModel, last_n: int) -> None:
+    """The network says one word for ever, and a penalty forbids what was said: in the same round too."""
+    bias = dict.fromkeys(range(7), float("-inf"))  # control tokens
+    asked: dict[str, Any] = {"temperature": 0, "presence_penalty": 100.0, "penalty_last_n": last_n, "max_new": 14}
+    said = []
+    for drafts in (None, lambda before: [300] * 5):
+        model = make_model([[300] * 40], next_id=lambda ids: 300, drafts=drafts)
+        said.append(model.generate("hi", logit_bias=bias, penalty_scope="generated", **asked))
+    plain, spoken = said
+    assert spoken.ids == plain.ids and len(set(plain.ids)) == (14 if last_n == 0 else 3)
+    assert spoken.done.spec is not None and spoken.done.spec.accepted > 8
+
+
 @pytest.mark.parametrize(
     ("temperature", "has_drafter", "penalised"), list(product((0.0, 1.0), (True, False), (True, False)))
 )
@@ -296,7 +310,7 @@ class TestLoading:
         assert raised.value.param == param
 
     def test_m30_the_environment_caps_the_depth(self, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for bad in ("0", "four", ""):
+        for bad in ("0", "four", "", "7"):
             monkeypatch.setenv("DSV4NB_SPEC_DEPTH", bad)
             with pytest.raises(RequestError, match="DSV4NB_SPEC_DEPTH"):
                 load(tiny)

@@ -179,3 +179,19 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+@pytest.fixture
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures go: a folder that is looked at, if the environment names one."""
+    return Path(os.environ.get("DSV4NB_SHOTS") or tmp_path_factory.mktemp("shots"))
+
+
+@pytest.fixture
+def quiet(lab: Any) -> Iterator[None]:
+    """The page reports no error and asks nobody but its server."""
+    lab.problems.clear()
+    lab.strangers.clear()
+    yield
+    assert lab.problems == []
+    assert lab.strangers == []

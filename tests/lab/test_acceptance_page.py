@@ -3,8 +3,7 @@ tau, a round to go back to, a reload, the keyboard, both themes, a narrow page, 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +56,6 @@ pump = fast._pump
 fast"""
 GO = "pump.call(lambda: spent.append(time.process_time())); threading.Thread(target=play, daemon=True).start()"
 SHARE = "print('share', (spent[1] - spent[0]) / (500 / 60))"
-
-
-@pytest.fixture
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures go: a folder that is looked at, if the environment names one."""
-    return Path(os.environ.get("DSV4NB_SHOTS") or tmp_path_factory.mktemp("shots"))
-
-
-@pytest.fixture
-def quiet(lab: Any) -> Iterator[None]:
-    """The page reports no error and asks nobody but its server."""
-    lab.problems.clear()
-    lab.strangers.clear()
-    yield
-    assert lab.problems == []
-    assert lab.strangers == []
 
 
 @pytest.fixture

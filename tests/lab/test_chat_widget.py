@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,22 +52,6 @@ PIECES = """() => {
     if (text && text !== window.pieces.at(-1)) window.pieces.push(text);
   }).observe(document.querySelector(".dsv4-log"), { subtree: true, childList: true, characterData: true });
 }"""
-
-
-@pytest.fixture
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures go: a folder that is looked at, if the environment names one."""
-    return Path(os.environ.get("DSV4NB_SHOTS") or tmp_path_factory.mktemp("shots"))
-
-
-@pytest.fixture
-def quiet(lab: Any) -> Iterator[None]:
-    """The page reports no error and asks nobody but its server."""
-    lab.problems.clear()
-    lab.strangers.clear()
-    yield
-    assert lab.problems == []
-    assert lab.strangers == []
 
 
 @pytest.fixture

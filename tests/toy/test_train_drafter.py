@@ -21,7 +21,7 @@ from dsv4nb.reference.network import Network
 from dsv4nb.toy import draft_evaluation
 from dsv4nb.toy.batches import BUCKETS, Batch, Encoder, make_batch
 from dsv4nb.toy.blocks import all_blocks, draw_blocks, supervised_slots
-from dsv4nb.toy.draft_figures import Rollout, auc, judge, losses, roll_out, summarise
+from dsv4nb.toy.draft_figures import Rollout, auc_of, judge, losses, roll_out, summarise
 from dsv4nb.toy.export import rounded
 from dsv4nb.toy.graphs import Graphs
 from dsv4nb.toy.probes import Probe, held_out_conversations
@@ -108,10 +108,10 @@ def test_passes_over_whole_rows_draw_what_token_by_token_would(trunk: Network, b
 
 def test_auc_counts_pairs_and_halves_ties() -> None:
     outcome = torch.tensor([True, True, False, False])
-    assert auc(torch.tensor([2.0, 3.0, 0.0, 1.0]), outcome) == 1.0
-    assert auc(torch.tensor([0.0, 3.0, 0.0, 1.0]), outcome) == (0.5 + 0 + 1 + 1) / 4
-    assert auc(torch.zeros(4), outcome) == 0.5
-    assert math.isnan(auc(torch.zeros(2), torch.tensor([True, True])))
+    assert auc_of(torch.tensor([2.0, 3.0, 0.0, 1.0]), outcome) == 1.0
+    assert auc_of(torch.tensor([0.0, 3.0, 0.0, 1.0]), outcome) == (0.5 + 0 + 1 + 1) / 4
+    assert auc_of(torch.zeros(4), outcome) == 0.5
+    assert math.isnan(auc_of(torch.zeros(2), torch.tensor([True, True])))
 
 
 def test_rounds_of_a_known_text() -> None:

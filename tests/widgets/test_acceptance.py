@@ -499,7 +499,7 @@ def test_j11_the_output_is_refreshed_when_a_reply_ends(
         def update(self, bundle: dict[str, Any]) -> None:
             shown.append(bundle)
 
-    monkeypatch.setattr("dsv4nb.widgets.acceptance.Output", Recorded)
+    monkeypatch.setattr("dsv4nb.widgets.panel.Output", Recorded)
     panel = panel_of(chat)
     panel._ipython_display_()
     chat.send("hi")

@@ -11,8 +11,8 @@ import pytest
 from dsv4nb.events import ToolCall, ToolResult
 from dsv4nb.session.tree import Turn
 from dsv4nb.stream.frames import Pump
-from dsv4nb.widgets import chat as chat_module
 from dsv4nb.widgets.chat import ChatWidget, widget_of
+from dsv4nb.widgets.panel import keep_reply_route
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_a_chat_has_one_widget(chat: Any) -> None:
 @pytest.mark.parametrize("has_route", [True, False], ids=["ipykernel 7.4.0", "others"])
 def test_answers_keep_the_route_on_which_they_were_asked(has_route: bool) -> None:
     comm = SimpleNamespace(_reply_subshell_for=lambda data, default: "gone") if has_route else SimpleNamespace()
-    chat_module._keep_reply_route(comm)
+    keep_reply_route(comm)
     assert hasattr(comm, "_reply_subshell_for") is has_route
     if has_route:
         assert comm._reply_subshell_for({}, "here") == "here"
