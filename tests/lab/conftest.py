@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -12,16 +13,22 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
+
+Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ROOT = Path(__file__).parents[2]
+PICTURES = Path(__file__).parent / "pictures"
+MOST_DIFFERENT = 0.02  # of a picture: fonts are drawn a little differently on every machine
+FAR = 48  # of 255, in one colour
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -82,6 +89,11 @@ class Lab:
     def run_all(self) -> None:
         """Start all cells; not waited for, the command ends with the last cell."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+
+    def size(self, width: int, height: int = 860) -> None:
+        """Give the window another size; half the width is what a zoom of 200 % leaves."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.wait_for_timeout(200)
 
     def theme(self, *, dark: bool) -> None:
         """Change the theme; its style sheet arrives after the attribute."""
@@ -185,6 +197,62 @@ def _free_port() -> int:
 def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where pictures go: a folder that is looked at, if the environment names one."""
     return Path(os.environ.get("DSV4NB_SHOTS") or tmp_path_factory.mktemp("shots"))
+
+
+@pytest.fixture
+def axe(lab: Lab) -> Callable[[str], None]:
+    """Fails when an element breaks a rule of accessibility that matters."""
+    script = ROOT / "dsv4nb/widgets/node_modules/axe-core/axe.min.js"
+    if not script.exists():
+        pytest.skip("axe-core is not installed: npm ci in dsv4nb/widgets")
+
+    def check(selector: str) -> None:
+        lab.page.evaluate(script.read_text(encoding="utf-8"))
+        found = lab.page.evaluate("async it => (await axe.run(it, {iframes: false})).violations", selector)
+        told = [
+            f"{one['impact']}: {one['help']}: {node['html'][:200]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
+        assert not told, "\n".join(told)
+
+    return check
+
+
+@pytest.fixture
+def picture(lab: Lab, shots: Path) -> Callable[..., None]:
+    """Compares an element with its stored picture; `DSV4NB_PICTURES=write` stores what is seen now.
+
+    The theme becomes part of the name. `mask` hides what changes from run to run.
+    """
+
+    def compare(element: Any, name: str, *, mask: Sequence[Any] = ()) -> None:
+        is_light = lab.page.evaluate("document.body.dataset.jpThemeLight") == "true"
+        file = PICTURES / f"{name}-{'light' if is_light else 'dark'}.png"
+        lab.page.mouse.move(0, 0)
+        seen = element.screenshot(
+            mask=list(mask), mask_color="#808080", animations="disabled", caret="hide", scale="css"
+        )
+        if os.environ.get("DSV4NB_PICTURES") == "write":
+            PICTURES.mkdir(exist_ok=True)
+            Image.open(io.BytesIO(seen)).quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
+            return
+        (shots / file.name).write_bytes(seen)
+        assert file.exists(), f"{file.name} is not stored; DSV4NB_PICTURES=write stores it"
+        told = difference(Image.open(file), Image.open(io.BytesIO(seen)))
+        assert told <= MOST_DIFFERENT, f"{told:.2%} of {file.name} differ; what was seen: {shots / file.name}"
+
+    return compare
+
+
+def difference(stored: Image.Image, seen: Image.Image) -> float:
+    """Return the share of pixels that a reader would see differ; what only one of the two has differs."""
+    one, other = (np.asarray(image.convert("RGB"), np.int16) for image in (stored, seen))
+    height, width = min(one.shape[0], other.shape[0]), min(one.shape[1], other.shape[1])
+    far = (np.abs(one[:height, :width] - other[:height, :width]).max(-1) > FAR).sum()
+    area = max(one.shape[0], other.shape[0]) * max(one.shape[1], other.shape[1])
+    return float((far + area - height * width) / area)
 
 
 @pytest.fixture

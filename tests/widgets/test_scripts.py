@@ -29,8 +29,8 @@ def test_the_bundle_is_what_its_sources_give(tmp_path: Path) -> None:
         pytest.skip("esbuild is not installed: npm ci in dsv4nb/widgets")
     assert NODE
     subprocess.run([NODE, str(WIDGETS / "build.mjs"), str(tmp_path)], check=True, capture_output=True, timeout=60)
-    built = {path.name: path.read_bytes() for path in tmp_path.glob("*.js")}
-    assert built == {path.name: path.read_bytes() for path in (WIDGETS / "static").glob("*.js")}, "run npm run build"
+    built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert built == {path.name: path.read_bytes() for path in (WIDGETS / "static").iterdir()}, "run npm run build"
 
 
 def test_the_lock_names_one_version_and_no_address() -> None:

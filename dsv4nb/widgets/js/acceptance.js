@@ -272,7 +272,7 @@ function render({ model, el }) {
   const heard = [["msg:custom", receive], ["change:title", repaint]];
   for (const [name, handler] of heard) model.on(name, handler);
 
-  el.classList.add("dsv4-acceptance");
+  el.classList.add("dsv4", "dsv4-acceptance");
   el.replaceChildren(root);
   paint();
   resync();

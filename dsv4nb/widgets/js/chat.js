@@ -311,7 +311,7 @@ function render({ model, el }) {
   ];
   for (const [name, handler] of heard) model.on(name, handler);
 
-  el.classList.add("dsv4-chat");
+  el.classList.add("dsv4", "dsv4-chat");
   el.replaceChildren(page.root);
   onThinking();
   paint();
