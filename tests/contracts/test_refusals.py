@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -270,7 +271,8 @@ DOORS: list[tuple[Callable[[Model], object], type[Dsv4Error], str | None, tuple[
 
 
 def labels(cases: list[tuple[dict[str, Any], Any, Any, Any]]) -> list[str]:
-    return [f"{i}-{str(case[0])[:50]}" for i, case in enumerate(cases)]
+    """Return names without addresses, the same in every process."""
+    return [f"{i}-{re.sub(r' at 0x[0-9a-f]+', '', str(case[0]))[:50]}" for i, case in enumerate(cases)]
 
 
 @pytest.fixture(scope="module")

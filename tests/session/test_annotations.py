@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NewType, NotRequired, Optional, Required, TypedDict, Union
@@ -11,6 +12,11 @@ import pytest
 from dsv4nb.errors import RequestError
 from dsv4nb.session.annotations import EMPTY, Member, members_of, shape_of
 from dsv4nb.session.shapes import Misfit
+
+
+def named(value: object) -> str:
+    """Return a name without addresses, the same in every process."""
+    return re.sub(r" at 0x\w+", "", str(value))
 
 
 class Unit(enum.Enum):
@@ -122,7 +128,7 @@ class Alias:
         (Place, PLACE),
         (Query, {"type": "object", "properties": {"text": TEXT, "n": INTEGER}, "required": ["text"]}),
     ],
-    ids=str,
+    ids=named,
 )
 def test_the_schema_of_an_annotation(annotation: Any, schema: dict[str, Any]) -> None:
     assert shape_of(annotation, "'x' of f()").schema == schema
@@ -163,7 +169,7 @@ def test_keys_of_a_typed_dict_are_required_as_they_say() -> None:
         (Query, {"n": 2.0, "text": "a"}, {"text": "a", "n": 2}),
         (UserId, 4, 4),
     ],
-    ids=str,
+    ids=named,
 )
 def test_a_value_becomes_what_the_annotation_promises(annotation: Any, given: Any, read: Any) -> None:
     found = shape_of(annotation, "'x' of f()").read(given, "x")
@@ -202,7 +208,7 @@ def test_a_value_becomes_what_the_annotation_promises(annotation: Any, given: An
         (Query, {"text": "a", "zzz": 1}, "x.zzz is unknown; there are text, n"),
         (Query, "a", 'x must be an object, not "a"'),
     ],
-    ids=str,
+    ids=named,
 )
 def test_another_value_is_told_where_and_what_is_asked_for(annotation: Any, given: Any, said: str) -> None:
     with pytest.raises(Misfit) as misfit:
@@ -224,7 +230,7 @@ def test_another_value_is_told_where_and_what_is_asked_for(annotation: Any, give
         (Tree, "'inner' of Tree holds another Tree, so its schema would not end"),
         (Lost, r"the annotations of Lost, which 'x' of f\(\) has, mean nothing: name 'Nowhere' is not defined"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_what_json_cannot_carry_is_refused_by_name(annotation: Any, said: str) -> None:
     with pytest.raises(RequestError, match=said) as refused:
@@ -249,7 +255,7 @@ def test_what_json_cannot_carry_is_refused_by_name(annotation: Any, said: str) -
         (EMPTY, object(), {}),
         (int, "auto", {"type": "integer"}),
     ],
-    ids=str,
+    ids=named,
 )
 def test_a_default_is_shown_where_json_can_carry_it(annotation: Any, default: Any, shown: dict[str, Any]) -> None:
     members = members_of([Member(name="x", annotation=annotation, default=default)], None, "f()")

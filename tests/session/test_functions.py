@@ -221,7 +221,7 @@ class TestToolset:
             ([{"type": "custom", "function": {"name": "f"}}], "^tool 0 is of type 'custom'; only 'function' is known$"),
             ([{"function": {}}], "^tool 0 is called None"),
         ],
-        ids=str,
+        ids=lambda value: value if isinstance(value, str) else type(value).__name__,
     )
     def test_anything_else_is_refused_by_name(self, tools: Any, said: str) -> None:
         with pytest.raises(RequestError, match=said) as refused:
