@@ -1,4 +1,8 @@
-"""A JupyterLab of its own and the system's Chromium, for one module of tests."""
+"""A JupyterLab of its own and the system's Chromium, for one module of tests.
+
+`DSV4NB_APP=notebook` runs Notebook 7 in its place; a folder in front of `PYTHONPATH` brings another ipykernel.
+`hosts.py` goes through all of them.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,9 @@ Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ROOT = Path(__file__).parents[2]
+APP = os.environ.get("DSV4NB_APP", "lab")
+# Notebook 7.6.5 says this of a page without any widget too
+OWN_FAULTS = ["Cannot read properties of undefined (reading 'schema')"] if APP == "notebook" else []
 PICTURES = Path(__file__).parent / "pictures"
 MOST_DIFFERENT = 0.02  # of a picture: fonts are drawn a little differently on every machine
 FAR = 48  # of 255, in one colour
@@ -69,16 +76,19 @@ class Lab:
     def open(self, path: str, *, workspace: str = "t", reset: bool = True) -> None:
         """Open a notebook and wait for its kernel; what is run before that is lost."""
         reset_ = "&reset" if reset else ""
-        self.page.goto(f"{self.url}/lab/workspaces/{workspace}/tree/{path}?token={self.token}{reset_}")
+        place = f"notebooks/{path}" if APP == "notebook" else f"lab/workspaces/{workspace}/tree/{path}"
+        self.page.goto(f"{self.url}/{place}?token={self.token}{reset_}")
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
         self.page.evaluate(
             """async () => {
-              const panel = window.jupyterapp.shell.currentWidget;
+              const soon = () => new Promise((go) => setTimeout(go, 50));
+              let panel;
+              while (!(panel = window.jupyterapp?.shell.currentWidget)?.context) await soon();
               await panel.context.ready;
               await panel.sessionContext.ready;
               const kernel = panel.sessionContext.session.kernel;
               await kernel.info;
-              while (["starting", "unknown"].includes(kernel.status)) await new Promise((go) => setTimeout(go, 50));
+              while (["starting", "unknown"].includes(kernel.status)) await soon();
             }"""
         )
 
@@ -139,7 +149,7 @@ def _browser() -> Iterator[Any]:
 
 
 def _listen(lab: Lab) -> None:
-    lab.page.on("pageerror", lambda error: lab.problems.append(str(error)))
+    lab.page.on("pageerror", lambda error: None if str(error) in OWN_FAULTS else lab.problems.append(str(error)))
     lab.page.on("console", lambda said: lab.problems.append(said.text) if said.type == "error" else None)
     local = ("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:", "about:")
     lab.page.on("request", lambda it: None if it.url.startswith(local) else lab.strangers.append(it.url))
@@ -160,11 +170,12 @@ def _server(root: Path) -> Iterator[tuple[str, str]]:
         IPYTHONDIR=f"{home}/ipython",
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]),
     )
+    module, name = ("notebook", "JupyterNotebookApp") if APP == "notebook" else ("jupyterlab", "LabApp")
     command = [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"),
+        *(sys.executable, "-m", module, "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"),
-        *("--LabApp.news_url=None", f"--LabApp.user_settings_dir={home}/settings"),
-        *(f"--LabApp.workspaces_dir={home}/workspaces", "--LabApp.expose_app_in_browser=True"),
+        *("--LabApp.news_url=None", f"--{name}.user_settings_dir={home}/settings"),
+        *(f"--{name}.workspaces_dir={home}/workspaces", f"--{name}.expose_app_in_browser=True"),
     ]
     url = f"http://127.0.0.1:{port}"
     with (home / "log").open("w") as log:

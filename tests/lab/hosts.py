@@ -1,0 +1,64 @@
+"""Runs `test_hosts.py` on every kernel and in every application that we promise to work with.
+
+    python tests/lab/hosts.py                        # all of them, about two minutes
+    python tests/lab/hosts.py --only "ipykernel 6.31.0"
+
+Other versions of ipykernel are installed beside the present one, into a folder that is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HOSTS = {
+    "Notebook 7": {"DSV4NB_APP": "notebook"},
+    "ipykernel 6.31.0": {"packages": "ipykernel==6.31.0 nest-asyncio", "DSV4NB_DEAF": "1"},
+    "ipykernel 7.3.0": {"packages": "ipykernel==7.3.0"},
+}
+TRIES = {"ipykernel 7.3.0": 2}  # it drops messages to a subshell that has ended, ipykernel #1557
+
+
+def attempt(host: dict[str, str], folder: str) -> bool:
+    """Run the tests once; True when they passed."""
+    env = dict(os.environ)
+    if packages := host.get("packages"):
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade", "--target", folder]
+        env.pop("PIP_CONSTRAINT", None)  # it pins the present version
+        subprocess.run([*command, *packages.split()], check=True, env=env)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH", "")]))
+    env |= {name: value for name, value in host.items() if name.isupper()}
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-s",
+        "-m",
+        "lab",
+        "-p",
+        "no:cacheprovider",
+        "tests/lab/test_hosts.py",
+    ]
+    return subprocess.run(tests, env=env, cwd=ROOT).returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", choices=HOSTS, action="append", help="this one; may be given several times")
+    failed = []
+    for name in parser.parse_args().only or HOSTS:
+        print(f"== {name}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            if not any(attempt(HOSTS[name], folder) for _ in range(TRIES.get(name, 1))):
+                failed.append(name)
+    sys.exit(f"failed on {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
