@@ -14,16 +14,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "AcceptancePanel": "dsv4nb.widgets.acceptance",
     "ArchiveError": "dsv4nb.session.archive",
+    "CachePanel": "dsv4nb.widgets.cache",
     "CheckpointError": "dsv4nb.errors",
     "Dsv4Error": "dsv4nb.errors",
     "Generation": "dsv4nb.events",
+    "LoadPanel": "dsv4nb.widgets.loading",
     "Policy": "dsv4nb.session.reuse",
+    "QueuePanel": "dsv4nb.widgets.queueing",
     "Recipe": "dsv4nb.events",
     "RequestError": "dsv4nb.errors",
     "Rounds": "dsv4nb.rounds",
     "SamplerConfig": "dsv4nb.config",
+    "SamplerPanel": "dsv4nb.widgets.sampler",
     "SpecConfig": "dsv4nb.config",
+    "TokenLens": "dsv4nb.widgets.lens",
     "from_cells": "dsv4nb.session.export",
     "from_jsonl": "dsv4nb.session.export",
     "is_dsv4_dir": "dsv4nb.checkpoint.probe",
@@ -32,7 +38,7 @@ _PUBLIC = {
     "open_checkpoint": "dsv4nb.checkpoint.opening",
     "schema_of": "dsv4nb.session.functions",
 }
-__all__ = sorted(_PUBLIC)
+__all__ = sorted(name for name, module in _PUBLIC.items() if not module.startswith("dsv4nb.widgets."))
 
 
 def __getattr__(name: str) -> object:

@@ -6,6 +6,7 @@
     │   ├── UnsupportedModel      a relative of the model that this version does not run (V4.1)
     │   └── DamagedCheckpoint     files are missing, short or disagree with the config; lists all of them
     ├── NotEnoughMemory           the weights do not fit; nothing was read
+    ├── LoadCancelled             somebody stopped a load; nothing stays loaded
     ├── EncodingError             messages cannot be rendered (also a ValueError)
     ├── ParseError                generated text breaks the format (also a ValueError)
     ├── RequestError              a request was refused before anything ran (also a ValueError)
@@ -90,6 +91,17 @@ class NotEnoughMemory(Dsv4Error):
             f"{name} needs {needed_bytes / 1e9:,.1f} GB of memory, as float32 on the CPU; there are "
             f"{room_bytes / 1e9:,.1f} GB. open_checkpoint tells its facts without loading; load('toy') fits anywhere."
         )
+
+
+class LoadCancelled(Dsv4Error):
+    """Somebody stopped a load; nothing stays loaded."""
+
+    code = "cancelled"
+    retryable = True
+
+    def __init__(self, name: str, done_bytes: int, total_bytes: int) -> None:
+        when = f"at {100 * done_bytes // total_bytes} %" if total_bytes else "before its weights were read"
+        super().__init__(f"loading {name} was cancelled {when}; nothing stays loaded. The same call starts over.")
 
 
 class EncodingError(Dsv4Error, ValueError):

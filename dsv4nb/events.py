@@ -50,12 +50,14 @@ class TokenLogprob:
         id: the token it is about.
         logprob: natural logarithm, at most 0.
         rank: 1 for the most likely; of equals the lowest id comes first.
+        entropy: of the distribution that it was chosen from, in nats: 0 where nothing else was possible.
         top: (id, logprob) of the most likely tokens, best first, as many as were asked for.
     """
 
     id: int
     logprob: float
     rank: int
+    entropy: float
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -86,14 +88,16 @@ class PromptUsage:
     """First event of a run: what the prompt costs.
 
     Attributes:
-        n_prompt: tokens of the prompt.
+        n_prompt: tokens of the prompt, and of the reply's beginning where it was given.
         n_cached: of these, how many were already in the cache.
         reuse: where they come from, None when nothing was run.
+        n_given: tokens of the reply's beginning, which are told before those that the model chooses.
     """
 
     n_prompt: int
     n_cached: int
     reuse: Reuse | None = None
+    n_given: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +177,7 @@ class Timings:
         prefill_s: the prompt's forward.
         first_token_s: from the call to the first token, waiting in the queue included.
         decode_s: from the first token to the end.
+        reasoning_s: from the first token to the end of the reasoning, or of the run when it ended in it.
         marks: (label, seconds since the call), in the order in which they happened.
     """
 
@@ -181,12 +186,13 @@ class Timings:
     prefill_s: float | None = None
     first_token_s: float | None = None
     decode_s: float | None = None
+    reasoning_s: float | None = None
     marks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSnapshot:
-    """All new ids, once, before `Done`."""
+    """All ids of the reply, once, before `Done`."""
 
     ids: tuple[int, ...]
 
@@ -196,6 +202,7 @@ class Done:
     """The run ended; the last event.
 
     Attributes:
+        n_tokens: that the model chose; a beginning that was given is part of the prompt.
         elapsed_s: render, prefill and decode of this request; waiting in the queue is `queue_s`.
         route: how tokens were chosen.
         spec: what speculation came to, None on a plain route.
@@ -241,6 +248,7 @@ class Recipe:
         model: name of the checkpoint, `weights` the fingerprint of its files, `arithmetic` its numeric contract.
         prompt: the ids that the model read.
         max_new: tokens the reply may have, the room considered.
+        given: ids that the reply began with, put there and not chosen.
         spec: how it was speculated, None on a plain route; ids depend on it with mode="rejection" alone.
         eos: ids that end the reply.
         constraint: what the grammar was made of, None without one.
@@ -262,6 +270,7 @@ class Recipe:
     eos: tuple[int, ...]
     constraint: str | None
     ids_sha256: str
+    given: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """Return the text that `from_json` reads."""
@@ -276,9 +285,11 @@ class Recipe:
         """
         try:
             raw = json.loads(text)
+            if isinstance(raw, dict):
+                raw.setdefault("given", [])  # older recipes have none
             if not isinstance(raw, dict) or raw.keys() != {f.name for f in fields(cls)}:
                 raise ValueError(f"it must be an object with {', '.join(f.name for f in fields(cls))}")
-            lists = {name: tuple(raw[name]) for name in ("prompt", "stops", "eos")}
+            lists = {name: tuple(raw[name]) for name in ("prompt", "stops", "eos", "given")}
             config = SamplerConfig(
                 **raw["config"] | {"logit_bias": [(token, float(bias)) for token, bias in raw["config"]["logit_bias"]]}
             )

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy.typing as npt
 
 from dsv4nb.encoding.policy import normalize
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import ModelClosed, RequestError
-from dsv4nb.events import Event, Generation, Recipe, Timings, Token
+from dsv4nb.events import Event, Generation, Recipe, Timings, Token, TokenLogprob
 from dsv4nb.info import Capabilities, LoadInfo, SpecInfo
+from dsv4nb.session import scoring
 from dsv4nb.session.batch import filled, rows_of, shared_beginnings
 from dsv4nb.session.chat import Chat
-from dsv4nb.session.journal import Journal
-from dsv4nb.session.live import Ledger
+from dsv4nb.session.gauge import Gauge
+from dsv4nb.session.inspection import Inspection
 from dsv4nb.session.log import OnEnd
-from dsv4nb.session.loop import MAX_ROUNDS, Approve, Loop, Rules
+from dsv4nb.session.loop import MAX_ROUNDS, Approve
 from dsv4nb.session.prefixes import Prefixes
 from dsv4nb.session.recipe import check, request_of
 from dsv4nb.session.request import (
@@ -29,19 +31,24 @@ from dsv4nb.session.request import (
     Options,
     Request,
     Tool,
+    check_options,
     conversation,
     override,
     prepare,
     refuse_unknown,
-    sampler_config,
     segments_of,
     toolset,
 )
 from dsv4nb.session.room import free_host_bytes, largest_session
 from dsv4nb.session.saving import read_chat, save_chat
-from dsv4nb.session.server import Server, Waiting
+from dsv4nb.session.server import Server
+from dsv4nb.session.waiting import Past, Waiting
 from dsv4nb.stream.iterate import aiterate, iterate
 from dsv4nb.stream.ticket import Ticket
+
+if TYPE_CHECKING:
+    from dsv4nb.session.inspecting import Change, HasIds, Inspecting
+from dsv4nb.stream.turns import Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,23 @@ class Model:
 
     def __init__(self, parts: Parts, release: Callable[[], None]) -> None:
         self._parts = parts
-        self._release = weakref.finalize(self, release)
+        self._release = end = weakref.finalize(self, release)
+        self._watching: Inspecting | None = None
+        self._is_over: Callable[[], bool] = lambda: not end.alive
+
+    @property
+    def _inside(self) -> Inspecting:
+        """Inspections and taps, made on first use."""
+        if self._watching is None:
+            from dsv4nb.session.inspecting import Inspecting  # brings torch
+
+            parts = self._parts
+            self._watching = Inspecting(parts.engine, parts.server, parts.tokens, parts.info.name, self._is_over)
+        return self._watching
+
+    def _refuse_taps(self, what: str) -> None:
+        if self._watching is not None:
+            self._watching.refuse_reuse(what)
 
     @property
     def name(self) -> str:
@@ -242,7 +265,7 @@ class Model:
         self,
         *,
         messages: Sequence[Mapping[str, Any]] = (),
-        approve: Approve | None = None,
+        approve: Approve | Literal["ask"] | None = None,
         max_rounds: int = MAX_ROUNDS,
         **options: Any,
     ) -> Chat:
@@ -253,18 +276,17 @@ class Model:
         Args:
             messages: a history to go on from, as `Chat.to_messages` gives it.
             approve: asked before each call, with its `ToolCall`: True runs it, False declines it, a mapping runs it
-                with these arguments instead. None runs every call.
+                with these arguments instead. "ask" lets calls wait for a person: in the panel, or for `Chat.approve`
+                and `Chat.deny` of those in `Chat.pending`. None runs every call.
             max_rounds: runs with calls in one turn at most.
             options: of every turn, as of `generate`: thinking, system, tools, temperature, …
         """
         self._require_open()
-        if approve is not None and not callable(approve):
-            raise RequestError(f"approve is {approve!r}; it must be a function of a call", param="approve")
+        _require_approval(approve)
         if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
             raise RequestError(f"max_rounds is {max_rounds!r}; it must be an integer of at least 1", param="max_rounds")
         chosen = override(Options(), options, "chat()")
-        sampler_config(chosen, self.limits.sampler)
-        toolset(chosen)  # a tool that is none is refused here, not at the first turn
+        check_options(chosen, self.limits)  # refused here, not at the first turn
         history, system = _history(messages)
         if system is not None:
             if chosen.system is not None:
@@ -277,7 +299,7 @@ class Model:
         path: str | Path,
         *,
         tools: Sequence[Tool] | None = None,
-        approve: Approve | None = None,
+        approve: Approve | Literal["ask"] | None = None,
         max_rounds: int = MAX_ROUNDS,
     ) -> Chat:
         """Go on from a chat that `Chat.save` wrote; its next turn computes nothing that was computed before.
@@ -290,6 +312,7 @@ class Model:
             ArchiveError: the file cannot be read, is not whole, or is of another model; it names both sides.
         """
         self._require_open()
+        _require_approval(approve)
         options, thinking, tree, ledger = read_chat(path, self._parts.server, self.limits)
         if tools is not None:
             options = replace(options, tools=tools)
@@ -299,10 +322,32 @@ class Model:
         return chat
 
     def _new_chat(
-        self, options: Options, approve: Approve | None, max_rounds: int, history: Sequence[Mapping[str, Any]]
+        self, options: Options, approve: Approve | str | None, max_rounds: int, history: Sequence[Mapping[str, Any]]
     ) -> Chat:
-        start = partial(self._start_chat, approve=approve, max_rounds=max_rounds)
-        return Chat(start, name=self.name, options=options, show=_show, messages=history, save=self._save_chat)
+        return Chat(
+            self._turns(approve if callable(approve) else None, max_rounds),
+            name=self.name,
+            options=options,
+            show=_show,
+            messages=history,
+            save=self._save_chat,
+            limits=self.limits,
+            gauge=Gauge(tokens=self._parts.tokens, limits=self.limits),
+            asks=approve == "ask",
+            model=self,
+        )
+
+    def _turns(self, approve: Approve | None = None, max_rounds: int = MAX_ROUNDS) -> Turns:
+        return Turns(
+            owner=self,
+            name=self.name,
+            require=self._require_turns,
+            server=self._parts.server,
+            tokens=self._parts.tokens,
+            limits=self.limits,
+            approve=approve,
+            max_rounds=max_rounds,
+        )
 
     def _save_chat(self, chat: Chat, path: str | Path) -> int:
         self._require_open()
@@ -343,6 +388,7 @@ class Model:
             )
             for prompt, config in zip(prompts, own, strict=True)
         ]
+        self._refuse_taps("batches")
         marks = shared_beginnings([request.prompt for request in requests])
         tickets = [
             Ticket(self._parts.server.submit(request, may_reuse=True, keep_at=keep_at), owner=self)
@@ -396,7 +442,10 @@ class Model:
         """
         self._require_open()
         server = self._parts.server
-        journal = server.submit(request, on_end, in_step=in_step)
+        taps = None if self._watching is None else self._watching.armed
+        if taps is not None:
+            request = replace(request, spec=None)  # what a tap does may depend on which rows run together
+        journal = server.submit(request, on_end, in_step=in_step, taps=taps)
         return Ticket(journal, owner=self, place=lambda: server.place(journal))
 
     def replay(self, recipe: Recipe | str) -> Generation:
@@ -414,6 +463,76 @@ class Model:
         return reply
 
     @property
+    def tap_names(self) -> tuple[str, ...]:
+        """The places inside the model that `tap` and `inspect(keep=...)` know, in the order of a forward.
+
+        "embed", "layers.N.middle" and "layers.N.out" are residual streams, [HC, D] per token; the inputs and outputs
+        of attention and experts are [D].
+        """
+        return self._inside.names
+
+    def tap(
+        self, place: str, change: Change | npt.ArrayLike, *, tokens: int | Iterable[int] | None = None
+    ) -> AbstractContextManager[None]:
+        """Change what stands at a place inside the model, for the runs that are started in a `with` block.
+
+        `inspect`, `generate`, `stream` and `submit` go through it, without speculation. Chats and batches are refused:
+        what they compute stays for later runs.
+
+        Args:
+            place: one of `tap_names`.
+            change: is given the rows [n, ...] of a forward as a float32 tensor of its own, and returns as many; None
+                leaves them as they are. It runs on the serving thread, once per chunk of the prompt and once per new
+                token. Or the rows themselves, to be put there.
+            tokens: positions of the rows, ascending; all when None, for an array those from 0 on.
+
+        Raises:
+            RequestError: there is no such place, or rows and tokens are not as many; in the block, when `change`
+                fails or returns something of another shape.
+        """
+        return self._inside.tap(place, change, tokens)
+
+    def inspect(
+        self,
+        source: Generation | Sequence[int] | HasIds,
+        *,
+        turn: int | None = None,
+        layers: int | slice | Iterable[int] | None = None,
+        tokens: int | slice | Iterable[int] | None = None,
+        per_head: bool = False,
+        keep: str | Sequence[str] = (),
+        attention: bool = True,
+        logits: bool = True,
+        lens: bool = False,
+    ) -> Inspection:
+        """Run a sequence again, behind what is in the queue, and tell what happened in it; an interrupt ends it.
+
+        Args:
+            source: a result, a chat, or ids, such as those of `tokenize`.
+            turn: of the chat, as in `chat.turns`; its last one when None.
+            layers, tokens: to watch, all when None; negative numbers count from the end.
+            per_head: keep the attention of each head, not only the mean.
+            keep: places whose activations are kept, of `tap_names`.
+            attention: keep what was read, which takes most of the memory.
+            logits: keep those behind each watched token.
+            lens: keep what the head makes of the streams behind each watched layer.
+
+        Raises:
+            RequestError: something is not understood, or does not fit into memory; nothing was run.
+        """
+        return self._inside.inspect(
+            source,
+            turn=turn,
+            layers=layers,
+            tokens=tokens,
+            per_head=per_head,
+            keep=keep,
+            attention=attention,
+            logits=logits,
+            lens=lens,
+        )
+
+    @property
     def cache(self) -> Prefixes:
         """What is known of earlier runs: its numbers, its contents, and the policy of reuse."""
         return self._parts.server.prefixes
@@ -426,6 +545,32 @@ class Model:
     def queue(self) -> list[Waiting]:
         """The requests that have not ended, in the order in which they run."""
         return self._parts.server.queue()
+
+    def queue_head(self, most: int) -> tuple[list[Waiting], int]:
+        """Return the first `most` requests of `queue`, and how many there are in all; a batch may have thousands."""
+        server = self._parts.server
+        return server.queue(most), server.queue_length()
+
+    @property
+    def past(self) -> list[Past]:
+        """The last requests that have ended, the latest first."""
+        return self._parts.server.past()
+
+    def cancel(self, id: int) -> None:
+        """Cancel the request that `queue` lists with this id.
+
+        Raises:
+            RequestError: it has ended, or there never was one.
+        """
+        self._parts.server.cancel(id)
+
+    def on_queue_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback()` after a request came or ended, on the thread where it did; it must not block.
+
+        Returns:
+            A function that ends this.
+        """
+        return self._parts.server.on_change(callback)
 
     @property
     def timings(self) -> Timings | None:
@@ -443,6 +588,33 @@ class Model:
     def tokenize(self, prompt: str | None = None, **options: Any) -> list[int]:
         """Return the ids that the model would read; options as of `generate`."""
         return list(self._prepare("tokenize()", prompt, options).prompt)
+
+    def prompt_of(self, messages: Sequence[Mapping[str, Any]], options: Options) -> tuple[int, ...]:
+        """Return the ids that a chat's turn with these options reads."""
+        return prepare(None, messages, None, options, self._parts.tokens, self.limits).prompt
+
+    def score(
+        self,
+        prompt_ids: Sequence[int],
+        ids: Sequence[int],
+        n: int = 5,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> tuple[TokenLogprob, ...]:
+        """Return how likely the model finds `ids` behind a prompt: one entry each, with `n` alternatives.
+
+        It runs behind the requests that are in the queue; what of the prompt is cached is not computed again.
+
+        Args:
+            should_stop: asked between two forwards; True ends it early, with the entries so far.
+
+        Raises:
+            RequestError: an id is outside the vocabulary, there is no prompt, or they do not fit.
+        """
+        self._require_open()
+        prompt, reply = scoring.checked(prompt_ids, ids, n, self.limits)
+        stop = should_stop or (lambda: False)
+        return self._parts.server.do(lambda engine, prefixes: scoring.score(engine, prefixes, prompt, reply, n, stop))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text that is nothing but text: no template around it, no control tokens in it."""
@@ -479,37 +651,9 @@ class Model:
         chosen = override(Options(), options, where)
         return prepare(prompt, messages, prompt_ids, chosen, self._parts.tokens, self.limits)
 
-    def _start_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Options,
-        on_end: OnEnd,
-        *,
-        inline: bool,
-        ledger: Ledger,
-        approve: Approve | None,
-        max_rounds: int,
-    ) -> Ticket:
-        """Start a turn, with calls when there are functions to call."""
+    def _require_turns(self) -> None:
         self._require_open()
-        server, tools = self._parts.server, toolset(options)
-
-        def start(conversation: Sequence[Mapping[str, Any]], on_end: OnEnd | None = None) -> Journal:
-            request = prepare(None, conversation, None, options, self._parts.tokens, self.limits)
-            return server.submit(request, on_end, may_reuse=True, ledger=ledger)
-
-        if not tools.functions or options.tool_choice == "none":
-            journal = start(messages, on_end)
-            return Ticket(journal, owner=self, place=lambda: server.place(journal))
-
-        def go_on(conversation: Sequence[Mapping[str, Any]]) -> Journal:
-            # what the conversation has in front, the options put there
-            return start([message for message in conversation if message["role"] != "system"])
-
-        loop = Loop(go_on, messages, Rules(toolset=tools, approve=approve, max_rounds=max_rounds), on_end)
-        if not inline:
-            threading.Thread(target=loop.drive, name=f"dsv4nb-tools-{self.name}", daemon=True).start()
-        return Ticket(loop, owner=self)
+        self._refuse_taps("chats")
 
     def _require_open(self) -> None:
         if self.is_closed:
@@ -517,6 +661,11 @@ class Model:
 
 
 _NAMES = ("prompt", "messages", "prompt_ids", *Options.__slots__)
+
+
+def _require_approval(approve: object) -> None:
+    if approve is not None and approve != "ask" and not callable(approve):
+        raise RequestError(f"approve is {approve!r}; it must be a function of a call, or 'ask'", param="approve")
 
 
 def _history(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:

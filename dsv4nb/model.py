@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dsv4nb.encoding.tokens import ChatTokenizer
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, RequestError
 from dsv4nb.handle import Model, Parts
 from dsv4nb.info import Capabilities, load_info
+from dsv4nb.progress import shown
 from dsv4nb.session.chat import Chat
 from dsv4nb.session.limits import SLACK
 from dsv4nb.session.limits import room as longest_prompt
@@ -33,6 +35,8 @@ from dsv4nb.session.request import (
     sampler_config,
 )
 from dsv4nb.session.server import Server
+from dsv4nb.stream.loading import Loading
+from dsv4nb.weights.progress import LoadStep
 
 __all__ = ["Model", "Parts", "load", "open_chat"]
 
@@ -44,7 +48,7 @@ _TOY_FOLDER = Path(__file__).parent / "toy" / "model"
 
 _LOAD_NAMES = (
     *("path", "devices", "max_seq", "contract", "encoding", "name", "cache_mib", "host_cache_mib"),
-    *("drafter", "spec_depth", "spec_window"),
+    *("drafter", "spec_depth", "spec_window", "progress"),
 )
 
 
@@ -66,6 +70,7 @@ def load(
     drafter: bool | str = "auto",
     spec_depth: int | None = None,
     spec_window: str | Sequence[Any] | None = None,
+    progress: object = None,
     **unknown: object,
 ) -> Model:
     """Load a checkpoint. The same folder with the same options gives a handle on the same engine.
@@ -84,8 +89,14 @@ def load(
         spec_depth: rows of a verify forward at most, of requests that do not say; the environment's
             DSV4NB_SPEC_DEPTH when None.
         spec_window: the confidence window of requests that do not say; off when None.
+        progress: what shows how far it is: True, a panel in a notebook and a line in a terminal; None, the same once
+            it takes long; False, nothing; or a `LoadPanel`, or a function that is called with a `LoadStep` after each
+            tensor and may raise to stop.
+
+    An interrupt, or Cancel in the panel, stops it at the next tensor; nothing stays loaded.
 
     Raises:
+        LoadCancelled: somebody cancelled it in the panel.
         RequestError: an option is not understood, or there is no drafter that it could act on.
         CheckpointError: the checkpoint cannot be read; nothing was loaded. See its subclasses.
         NotEnoughMemory: the weights do not fit; nothing was read.
@@ -99,15 +110,16 @@ def load(
         raise RequestError(f"encoding is {encoding!r}; it must be one of {', '.join(EFFORTS)}", param="encoding")
     is_toy = path == TOY
     folder = _TOY_FOLDER if is_toy else Path(path).expanduser().resolve()
-    checkpoint = open_checkpoint(folder)
-    name = name or (TOY if is_toy else checkpoint.name)
-    room = _room(max_seq, checkpoint.config.max_position_embeddings)
-    prefixes = Prefixes(budget_bytes=_mib("cache_mib", cache_mib), host_mib=host_cache_mib)
-    spec = _spec(checkpoint, drafter, spec_depth, spec_window)
-    key = (_fingerprint(folder), room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
-
-    def assemble() -> Parts:
-        return _assemble(
+    with shown(name or (TOY if is_toy else folder.name), str(folder), progress) as loading:
+        loading.tell(LoadStep(phase="headers"))
+        checkpoint = open_checkpoint(folder)
+        loading.name = name = name or (TOY if is_toy else checkpoint.name)
+        room = _room(max_seq, checkpoint.config.max_position_embeddings)
+        prefixes = Prefixes(budget_bytes=_mib("cache_mib", cache_mib), host_mib=host_cache_mib)
+        spec = _spec(checkpoint, drafter, spec_depth, spec_window)
+        key = (_fingerprint(folder), room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
+        assemble = partial(
+            _assemble,
             checkpoint,
             room,
             override_contract,
@@ -118,9 +130,15 @@ def load(
             needs_drafter=drafter is True,
             is_toy=is_toy,
             started=started,
+            loading=loading,
         )
-
-    return _shelf.take(key, assemble)
+        model = _shelf.take(key, assemble)
+        try:
+            loading.finish(model.info)
+        except BaseException:  # an interrupt: nobody would ever get the handle
+            model.close()
+            raise
+        return model
 
 
 def _assemble(
@@ -135,6 +153,7 @@ def _assemble(
     needs_drafter: bool,
     is_toy: bool,
     started: float,
+    loading: Loading,
 ) -> Parts:
     """Build the parts of a model; everything that can be refused is refused before weights are read."""
     revision, encoding_note = _encoding(checkpoint, encoding)
@@ -147,8 +166,14 @@ def _assemble(
     from dsv4nb.engine.cpu import CpuEngine  # brings torch
 
     engine = CpuEngine.from_checkpoint(
-        checkpoint, contract=chosen, drafter=spec is not None, max_seq=room, threads=CPU_THREADS
+        checkpoint,
+        contract=chosen,
+        drafter=spec is not None,
+        max_seq=room,
+        threads=CPU_THREADS,
+        on_progress=loading.tell,
     )
+    loading.tell(replace(loading.step, phase="engine"))
     if needs_drafter and engine.draft_fault:
         raise CheckpointError(f"the drafter of {checkpoint.path} cannot run: {engine.draft_fault}", param="drafter")
     spec, no_drafter = (spec, "") if engine.block_size else (None, _no_drafter(checkpoint, engine.draft_fault))

@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import dsv4nb
+from dsv4nb.kernelspec import install as kernelspec
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,8 +82,22 @@ def test_no_module_takes_the_name_of_a_standard_one_or_is_a_drawer() -> None:
 
 def test_widget_code_fetches_nothing() -> None:
     for file in _tracked():
-        if file.parent.name == "static":
-            assert not re.search(r"https?://(?!www\.w3\.org/)", file.read_text(encoding="utf-8")), file.name
+        if file.parent.name == "static" and file.suffix in (".js", ".css"):
+            assert not re.search(r"https?://(?!www\.w3\.org/)\w", file.read_text(encoding="utf-8")), file.name
+
+
+def test_j28_the_wheel_brings_the_kernel_where_jupyter_looks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    expected = {f"dsv4nb/kernelspec/{file}": f"share/jupyter/kernels/dsv4nb/{file}" for file in kernelspec.FILES}
+    assert {source: to for source, to in shared.items() if source.startswith("dsv4nb/kernelspec")} == expected
+    assert all((ROOT / source).is_file() for source in expected)
+
+
+def test_j28_the_kernel_loads_the_extension_in_the_python_that_lists_it() -> None:
+    spec = kernelspec.spec()
+    assert spec["argv"] == ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--ext", "dsv4nb"]
+    assert (spec["display_name"], spec["language"]) == ("DeepSeek V4 (dsv4nb)", "python") and "env" not in spec
 
 
 def test_the_readme_has_exactly_two_shell_commands() -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 
 from dsv4nb.bench.spread import Spread
-from dsv4nb.errors import Dsv4Error
+from dsv4nb.errors import Dsv4Error, RequestError
 from dsv4nb.events import Done, Token
 from dsv4nb.model import Model, load
 
@@ -62,18 +62,14 @@ class Report:
 
 
 def decode(path: str, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3) -> Report:
-    """Load a model and let it answer a prompt of exactly `prompt_tokens` ids with exactly `new` greedy tokens.
-
-    One run before the first measured one warms caches. The ids that end a reply are ignored, so that every run is
-    equally long.
-    """
+    """Load a model and measure its `speed`."""
     import_s = _import_s()
     started = time.perf_counter()
     with load(path) as model:
         load_s = time.perf_counter() - started
         import torch  # loading brought it, and is the measurement that it belongs to
 
-        times = [_run(model, prompt_tokens, new) for _ in range(runs + 1)][1:]
+        first_token_s, decode_tok_s = speed(model, prompt_tokens=prompt_tokens, new=new, runs=runs)
         return Report(
             model=model.name,
             device=model.info.device,
@@ -82,12 +78,28 @@ def decode(path: str, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3)
             runs=runs,
             import_s=import_s,
             load_s=load_s,
-            first_token_s=Spread.of([first for first, _ in times]),
-            decode_tok_s=Spread.of([rate for _, rate in times]),
+            first_token_s=first_token_s,
+            decode_tok_s=decode_tok_s,
             peak_rss_mb=_peak_rss_mb(),
             threads=model.info.threads,
             torch=str(torch.__version__),
         )
+
+
+def speed(model: Model, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3) -> tuple[Spread, Spread]:
+    """Let a model answer a prompt of exactly `prompt_tokens` ids with exactly `new` greedy tokens, plainly.
+
+    One run before the first measured one warms caches. The ids that end a reply are ignored, so that every run is
+    equally long.
+
+    Returns:
+        Seconds to the first token, and tokens per second after it.
+
+    Raises:
+        RequestError: the model has no room for such a reply.
+    """
+    times = [_run(model, prompt_tokens, new) for _ in range(runs + 1)][1:]
+    return Spread.of([first for first, _ in times]), Spread.of([rate for _, rate in times])
 
 
 def _run(model: Model, prompt_tokens: int, new: int) -> tuple[float, float]:
@@ -95,6 +107,9 @@ def _run(model: Model, prompt_tokens: int, new: int) -> tuple[float, float]:
     ids = model.tokenize(_TEXT)
     ids = (ids * (prompt_tokens // len(ids) + 1))[:prompt_tokens]
     request = model.prepare(prompt_ids=ids, max_new=new, temperature=0.0, spec=False)
+    if request.max_new < new:
+        room = f"{request.max_new} after a prompt of {prompt_tokens}, with max_seq {model.max_seq}"
+        raise RequestError(f"new is {new}; there is room for {room}", param="new")
     request = replace(request, eos=frozenset())
     started = time.perf_counter()
     first = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dsv4nb.bench.spread import Spread
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.events import Generation
-from dsv4nb.model import load
+from dsv4nb.model import Model, load
 from dsv4nb.rounds import Rounds
 
 PROMPTS = (
@@ -70,47 +70,59 @@ class Report:
 
 
 def spec(path: str, *, temperature: float = 0.0, new: int = 64, runs: int = 3) -> Report:
+    """Load a model with its drafter and `compare` its two routes.
+
+    Raises:
+        CheckpointError, RequestError: it has no drafter that runs.
+        Dsv4Error: as `compare`.
+    """
+    with load(path, drafter=True) as model:
+        return compare(model, temperature=temperature, new=new, runs=runs)
+
+
+def compare(
+    model: Model, prompts: Sequence[str] = PROMPTS, *, temperature: float = 0.0, new: int = 64, runs: int = 3
+) -> Report:
     """Let a model answer the prompts plainly and by rounds, in turn; one turn before the first measured one.
 
     Raises:
         RequestError: the model has no drafter.
         Dsv4Error: the two routes say different texts.
     """
-    with load(path, drafter=True) as model:
-        costs = model.measure_spec()
-        plain: list[float] = []
-        rounds: list[float] = []
-        seen, tokens = Rounds(), 0
-        for run in range(runs + 1):
-            pairs = []
-            for number, prompt in enumerate(PROMPTS):
-                one, other = (
-                    model.generate(prompt, temperature=temperature, seed=number, max_new=new, spec=is_on)
-                    for is_on in (False, True)
-                )
-                if one.ids != other.ids:
-                    raise Dsv4Error(f"speculation changed the reply to {prompt!r}; please report it, with %dsv4 doctor")
-                pairs.append((one, other))
-            if run:
-                plain.append(_rate([one for one, _ in pairs]))
-                rounds.append(_rate([other for _, other in pairs]))
-                seen = sum((other.rounds for _, other in pairs), seen)
-                tokens = sum(len(one.ids) for one, _ in pairs)
-        totals = seen.totals
-        return Report(
-            model=model.name,
-            device=model.info.device,
-            temperature=temperature,
-            prompts=len(PROMPTS),
-            tokens=tokens,
-            runs=runs,
-            plain_tok_s=Spread.of(plain),
-            spec_tok_s=Spread.of(rounds),
-            tokens_per_round=totals.mean_acceptance_length or 1.0,
-            accepted=totals.position_rates,
-            draft_ms=costs.draft_ms,
-            verify_ms=costs.verify_ms,
-        )
+    costs = model.measure_spec()
+    plain: list[float] = []
+    rounds: list[float] = []
+    seen, tokens = Rounds(), 0
+    for run in range(runs + 1):
+        pairs = []
+        for number, prompt in enumerate(prompts):
+            one, other = (
+                model.generate(prompt, temperature=temperature, seed=number, max_new=new, spec=is_on)
+                for is_on in (False, True)
+            )
+            if one.ids != other.ids:
+                raise Dsv4Error(f"speculation changed the reply to {prompt!r}; please report it, with %dsv4 doctor")
+            pairs.append((one, other))
+        if run:
+            plain.append(_rate([one for one, _ in pairs]))
+            rounds.append(_rate([other for _, other in pairs]))
+            seen = sum((other.rounds for _, other in pairs), seen)
+            tokens = sum(len(one.ids) for one, _ in pairs)
+    totals = seen.totals
+    return Report(
+        model=model.name,
+        device=model.info.device,
+        temperature=temperature,
+        prompts=len(prompts),
+        tokens=tokens,
+        runs=runs,
+        plain_tok_s=Spread.of(plain),
+        spec_tok_s=Spread.of(rounds),
+        tokens_per_round=totals.mean_acceptance_length or 1.0,
+        accepted=totals.position_rates,
+        draft_ms=costs.draft_ms,
+        verify_ms=costs.verify_ms,
+    )
 
 
 def _rate(replies: Sequence[Generation]) -> float:

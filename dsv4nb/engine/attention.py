@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from dsv4nb.contract import Contract
 from dsv4nb.engine import ops
 from dsv4nb.engine.batch import Batch, Places
 from dsv4nb.engine.compressor import pool_entries
-from dsv4nb.engine.indexer import index_keys, pick_entries
+from dsv4nb.engine.indexer import index_keys, pick_entries, score_entries
 from dsv4nb.engine.rope import Turn
 from dsv4nb.engine.state import CompressorCache, LayerCache
+from dsv4nb.engine.taps import Watch
 from dsv4nb.weights.store import AttentionWeights
 
 SPLIT = 32  # entries per split of the keys; the cut depends on the place in a row's list and on nothing else
@@ -30,7 +32,9 @@ class Attention:
     config: ModelConfig
     contract: Contract
 
-    def __call__(self, batch: Batch, x: Tensor, weights: AttentionWeights, cache: LayerCache) -> Tensor:
+    def __call__(
+        self, batch: Batch, x: Tensor, weights: AttentionWeights, cache: LayerCache, watch: Watch | None = None
+    ) -> Tensor:
         """Attend for all rows, writing the layer's caches: [places, D] -> [places, D]."""
         config, act_fp8 = self.config, self.contract.act_fp8
         turn = batch.turn(is_compressed=weights.compressor is not None)
@@ -38,21 +42,36 @@ class Attention:
         latent = ops.rms_norm(down[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
         self._write(batch, down[:, config.q_lora_rank :], x, weights, cache)
 
-        splits = [_window(batch, cache), *self._entries(batch, x, latent, weights, cache)]
-        return self.attend(batch, latent, splits, turn, weights)
+        picked = self._pick(batch, x, latent, weights, cache)
+        splits = [_window(batch, cache), *_entries(batch, picked, cache.compressor)]
+        look = None
+        if watch is not None and watch.wants_reads():
+            entries = _numbers(batch, picked, cache.compressor)
+            scores = self._scores(batch, x, latent, weights, cache)
+            look = partial(watch.reads, keys=splits, sink=weights.sink, entries=entries, scores=scores)
+        return self.attend(batch, latent, splits, turn, weights, look)
 
     def attend(
-        self, batch: Places, latent: Tensor, splits: Sequence[Keys], turn: Turn, weights: AttentionWeights
+        self,
+        batch: Places,
+        latent: Tensor,
+        splits: Sequence[Keys],
+        turn: Turn,
+        weights: AttentionWeights,
+        look: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Make the queries, attend to `splits` and project: [places, q rank] -> [places, D].
 
         Args:
             turn: angles of all places.
+            look: is shown the queries, [T, H, hd].
         """
         config = self.config
         flat = ops.fp8_rows(latent, weights.query.weight, act_fp8=self.contract.act_fp8 and weights.query.is_fp8)
         query = torch.unflatten(flat, -1, (config.num_attention_heads, config.head_dim))
         query = ops.norm_rope_heads(query, *turn, eps=config.rms_norm_eps)[batch.live]
+        if look is not None:
+            look(query)
         mixed = ops.sparse_attention(query, splits, weights.sink, scale=config.head_dim**-0.5)
         back = turn.rows(batch.live).back
         mixed = ops.rotate_tail(mixed, back.cos[:, None], back.sin[:, None])
@@ -71,16 +90,21 @@ class Attention:
         if weights.indexer is not None and cache.indexer is not None:
             index_keys(batch, x, weights.indexer, cache.indexer, self.config, self.contract)
 
-    def _entries(
+    def _pick(
         self, batch: Batch, x: Tensor, latent: Tensor, weights: AttentionWeights, cache: LayerCache
-    ) -> list[Keys]:
-        if cache.compressor is None or batch.pooling(cache.compressor.shape).last == 0:
-            return []
-        if weights.indexer is not None and cache.indexer is not None:
-            picked = pick_entries(batch, x, latent, weights.indexer, cache.indexer, self.config, self.contract)
-            if picked is not None:
-                return _picked(picked, cache.compressor)
-        return _all(batch, cache.compressor)
+    ) -> Tensor | None:
+        """Choose entries; None when every row reads all that it sees."""
+        if weights.indexer is None or cache.indexer is None:
+            return None
+        return pick_entries(batch, x, latent, weights.indexer, cache.indexer, self.config, self.contract)
+
+    def _scores(
+        self, batch: Batch, x: Tensor, latent: Tensor, weights: AttentionWeights, cache: LayerCache
+    ) -> Tensor | None:
+        """Tell what the choice rests on, also where there was nothing to choose."""
+        if weights.indexer is None or cache.indexer is None or batch.pooling(cache.indexer.shape).last == 0:
+            return None
+        return score_entries(batch, x, latent, weights.indexer, cache.indexer, self.config, self.contract)
 
     def _project(self, batch: Places, mixed: Tensor, weights: AttentionWeights) -> Tensor:
         placed = mixed.new_zeros(batch.places, mixed[0].numel())
@@ -92,6 +116,23 @@ class Attention:
 
 def _window(batch: Batch, cache: LayerCache) -> Keys:
     return cache.window[batch.window_seen], batch.window_hidden
+
+
+def _entries(batch: Batch, picked: Tensor | None, cache: CompressorCache | None) -> list[Keys]:
+    if cache is None or batch.pooling(cache.shape).last == 0:
+        return []
+    return _all(batch, cache) if picked is None else _picked(picked, cache)
+
+
+def _numbers(batch: Batch, picked: Tensor | None, cache: CompressorCache | None) -> Tensor:
+    """Return which entries each row reads, [T, S] ascending, ABSENT where there is none."""
+    if picked is not None:
+        return picked
+    if cache is None:
+        return torch.empty(len(batch.positions), 0, dtype=torch.int64)
+    pooling = batch.pooling(cache.shape)
+    numbers = torch.arange(pooling.last).expand(len(batch.positions), -1)
+    return numbers.masked_fill(numbers >= pooling.visible[:, None], ops.ABSENT)
 
 
 def _all(batch: Batch, cache: CompressorCache) -> list[Keys]:

@@ -18,13 +18,17 @@ from dsv4nb.engine.blocks import Pools
 from dsv4nb.engine.cache import layout, state_bytes
 from dsv4nb.engine.drafter import Drafter
 from dsv4nb.engine.forward import Forward
+from dsv4nb.engine.holdings import Holdings
+from dsv4nb.engine.memory import DeviceBytes
 from dsv4nb.engine.prefill import chunk_plan
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot
 from dsv4nb.engine.rings import DraftRings
 from dsv4nb.engine.snapshot import CpuSnapshot, capture_state, dump_arrays, load_arrays, restore_state
 from dsv4nb.engine.state import CpuState
+from dsv4nb.engine.taps import Taps
 from dsv4nb.errors import EngineError
-from dsv4nb.weights.loader import Progress, load_weights
+from dsv4nb.weights.loader import load_weights
+from dsv4nb.weights.progress import Progress
 from dsv4nb.weights.store import Weights
 
 
@@ -63,6 +67,7 @@ class CpuEngine:
         self.draft_fault = weights.draft_fault
         self._config, self._max_seq, self._threads = config, max_seq, threads
         self._pools = Pools(config)
+        self._holdings = Holdings(self._pools, has_drafter=self._has_drafter)
 
     @classmethod
     def from_checkpoint(
@@ -80,6 +85,11 @@ class CpuEngine:
         return cls(weights, checkpoint.config, contract or checkpoint.contract, max_seq=max_seq, threads=threads)
 
     @property
+    def config(self) -> ModelConfig:
+        """What the checkpoint says of the network."""
+        return self._config
+
+    @property
     def vocab_size(self) -> int:
         return self._config.vocab_size
 
@@ -94,7 +104,7 @@ class CpuEngine:
     def new_state(self) -> CpuState:
         """Make an empty sequence at position 0."""
         with _memory():
-            return CpuState(self._config, self._pools, self._rings())
+            return self._holdings.state(CpuState(self._config, self._pools, self._rings()))
 
     def draft(self, state: DecodeState, pending: int, choose: ChooseDraft) -> Proposal:
         """Draft what may follow `pending`; see the protocol."""
@@ -143,6 +153,21 @@ class CpuEngine:
         with self._running(), _all_or_nothing(own):
             return np.asarray(forward.rows(own, tokens).numpy()).copy()
 
+    @contextmanager
+    def tapped(self, taps: Taps) -> Iterator[None]:
+        """Run the forwards inside under `taps`; see `Watchable`."""
+        forward = self._open()
+        before, forward.taps = forward.taps, taps
+        try:
+            yield
+        finally:
+            forward.taps = before
+
+    def read_out(self, streams: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits of residual streams; see `Watchable`."""
+        with self._running():
+            return self._open().read_out(streams, positions)
+
     def commit(self, state: DecodeState, n: int) -> None:
         """Keep the first `n` rows of the last `forward_rows`."""
         own = self._own(state)
@@ -154,13 +179,13 @@ class CpuEngine:
         """Keep what is needed to go on at state.pos; see the protocol."""
         own = self._own(state)
         with self._running():
-            return capture_state(own)
+            return self._holdings.snapshot(capture_state(own))
 
     def restore(self, snapshot: Snapshot) -> CpuState:
         """Make a new state at snapshot.pos; see the protocol."""
         own = self._held(snapshot)
         with self._running():
-            return restore_state(own, self._rings())
+            return self._holdings.state(restore_state(own, self._rings()))
 
     def release(self, state: DecodeState) -> None:
         """Give the memory of `state` back; idempotent."""
@@ -177,7 +202,7 @@ class CpuEngine:
         if not isinstance(pos, int) or not 0 <= pos <= self._max_seq:
             raise EngineError(f"pos {pos} is no position from 0 to max_seq {self._max_seq}", param="pos")
         with self._running():
-            return load_arrays(arrays, pos, self._config, self._pools, self._rings)
+            return self._holdings.snapshot(load_arrays(arrays, pos, self._config, self._pools, self._rings))
 
     def layout(self) -> str:
         """Say how `dump` lays a sequence out; see the protocol."""
@@ -186,6 +211,10 @@ class CpuEngine:
     def state_bytes(self, positions: int) -> dict[str, int]:
         """Return the bytes of one state per class of cache; see the protocol."""
         return state_bytes(self._config, positions, has_drafter=self._has_drafter)
+
+    def cache_bytes(self) -> tuple[DeviceBytes, ...]:
+        """Return what the caches take, at this moment; any thread may ask."""
+        return (self._holdings.count("CPU"),)
 
     @property
     def blocks_in_use(self) -> int:
@@ -207,9 +236,7 @@ class CpuEngine:
 
     def _ready(self, state: DecodeState, tokens: Sequence[int]) -> tuple[Forward, CpuState]:
         """Check a call before anything is touched."""
-        if self._forward is None:
-            raise EngineError("the engine is closed")
-        own = self._own(state)
+        forward, own = self._open(), self._own(state)
         if len(tokens) == 0:
             raise EngineError("no tokens to run", param="tokens")
         if own.pos + len(tokens) > self._max_seq:
@@ -221,7 +248,12 @@ class CpuEngine:
         if not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
             bad = next(token for token in tokens if not 0 <= token < self.vocab_size)
             raise EngineError(f"token id {bad} is outside the vocabulary of {self.vocab_size}", param="tokens")
-        return self._forward, own
+        return forward, own
+
+    def _open(self) -> Forward:
+        if self._forward is None:
+            raise EngineError("the engine is closed")
+        return self._forward
 
     def _own(self, state: DecodeState, *, even_released: bool = False) -> CpuState:
         if not isinstance(state, CpuState) or state.pools is not self._pools:

@@ -13,6 +13,7 @@ from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine import ops
 from dsv4nb.engine.batch import Places
+from dsv4nb.engine.taps import Watch
 from dsv4nb.weights.store import ExpertWeights
 
 Ints = npt.NDArray[np.int64]
@@ -74,7 +75,14 @@ def plan_tiles(
     return ExpertPlan(rows=rows, weights=shares, spans=tuple(spans), places=contributions)
 
 
-def mix_experts(batch: Places, x: Tensor, weights: ExpertWeights, config: ModelConfig, contract: Contract) -> Tensor:
+def mix_experts(
+    batch: Places,
+    x: Tensor,
+    weights: ExpertWeights,
+    config: ModelConfig,
+    contract: Contract,
+    watch: Watch | None = None,
+) -> Tensor:
     """Run the mixture sublayer: [places, D] -> [places, D]."""
     chosen, shares = ops.route(
         ops.bf16_rows(x, weights.gate),
@@ -83,9 +91,12 @@ def mix_experts(batch: Places, x: Tensor, weights: ExpertWeights, config: ModelC
         k=config.num_experts_per_tok,
         factor=config.routed_scaling_factor,
     )
+    chosen, shares = chosen[batch.live], shares[batch.live]
+    if watch is not None:
+        watch.routes(chosen, shares)
     plan = plan_tiles(
-        chosen[batch.live].numpy(),
-        shares[batch.live].numpy(),
+        chosen.numpy(),
+        shares.numpy(),
         lead=batch.live.start,
         places=batch.places,
         n_experts=config.n_routed_experts,

@@ -15,16 +15,22 @@ from dsv4nb.engine.head import head_logits
 from dsv4nb.engine.layer import Layer
 from dsv4nb.engine.ops import TILE
 from dsv4nb.engine.state import CpuState
+from dsv4nb.engine.taps import EMBED, Taps, Watch, seen
 from dsv4nb.weights.store import Weights
 
 
 class Forward:
-    """The network with its weights."""
+    """The network with its weights.
+
+    Attributes:
+        taps: who watches its forwards, nobody when None.
+    """
 
     def __init__(self, weights: Weights, config: ModelConfig, contract: Contract) -> None:
         self._weights, self._config = weights, config
         self._layer = Layer(config, contract)
         self._rotary = Rotary(config)
+        self.taps: Taps | None = None
         self._tapped = frozenset(config.dspark.target_layer_ids) if config.dspark is not None else frozenset[int]()
 
     def rows(self, state: CpuState, tokens: Sequence[int]) -> Tensor:
@@ -42,15 +48,25 @@ class Forward:
         """Run `tokens` likewise for the caches alone."""
         self._run(state, tokens)
 
+    def read_out(self, streams: Tensor, positions: Tensor) -> Tensor:
+        """Return logits [n, V] of streams [n, HC, D], each row in the slot of its position; see `Watchable`."""
+        tiles, tile = torch.unique(positions // TILE, return_inverse=True)
+        place = tile * TILE + positions % TILE
+        placed = streams.new_zeros(len(tiles) * TILE, *streams.shape[1:])
+        placed[place] = streams
+        return head_logits(placed, self._weights, self._config)[place]
+
     def _run(self, state: CpuState, tokens: Sequence[int]) -> tuple[Batch, Tensor]:
         assert 0 < len(tokens) <= PREFILL_ROWS, len(tokens)
         state.pending = 0
         state.reserve(len(tokens))
         batch = Batch(tokens, state.pos, self._config, self._rotary)
         stream = self._weights.embed[batch.tokens][:, None].expand(-1, self._config.hc_mult, -1).contiguous()
+        watch = None if self.taps is None else Watch(self.taps, batch)
+        stream = seen(watch, EMBED, stream)
         taps = []
         for number, (weights, cache) in enumerate(zip(self._weights.layers, state.layers, strict=True)):
-            stream = self._layer(batch, stream, weights, cache)
+            stream = self._layer(batch, stream, weights, cache, None if watch is None else watch.of(number))
             if state.rings is not None and number in self._tapped:
                 taps.append(stream[batch.live].mean(1))
         if state.rings is not None:

@@ -45,10 +45,24 @@ def pick_entries(
     pooling = batch.pooling(cache.shape)
     if pooling.last <= config.index_topk:
         return None
+    scores = score_entries(batch, x, latent, weights, cache, config, contract)
+    return ops.top_entries(scores, pooling.visible, config.index_topk)
+
+
+def score_entries(
+    batch: Batch,
+    x: Tensor,
+    latent: Tensor,
+    weights: IndexerWeights,
+    cache: CompressorCache,
+    config: ModelConfig,
+    contract: Contract,
+) -> Tensor:
+    """Tell how much each live row wants each entry: [T, C], entries that it may not see among them."""
+    pooling = batch.pooling(cache.shape)
     flat = ops.fp8_rows(latent, weights.query.weight, act_fp8=contract.act_fp8 and weights.query.is_fp8)
     query = torch.unflatten(flat[batch.live], -1, (config.index_n_heads, config.index_head_dim))
     turn = batch.turn(is_compressed=True).rows(batch.live)
     query = ops.index_rows(query, *turn, index_fp4=contract.index_fp4)
     heads = ops.bf16_rows(x, weights.heads)[batch.live]
-    scores = [ops.index_scores(query, keys, heads) for keys in cache.entries.whole(pooling.last)]
-    return ops.top_entries(torch.cat(scores, 1), pooling.visible, config.index_topk)
+    return torch.cat([ops.index_scores(query, keys, heads) for keys in cache.entries.whole(pooling.last)], 1)

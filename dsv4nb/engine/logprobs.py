@@ -12,6 +12,7 @@ from dsv4nb.errors import RequestError
 from dsv4nb.events import TokenLogprob
 
 MAX_LOGPROBS = 20  # alternatives; what the OpenAI API serves
+_NO_WEIGHT = -800.0  # e^-800 is 0 in float64
 
 
 def probability_of(row: Row, token: int) -> float:
@@ -26,7 +27,7 @@ def margin_of(row: Row) -> float:
 
 
 def logprob_of(row: Row, chosen: int, n: int) -> TokenLogprob:
-    """Return the log-softmax at `chosen` and at the `n` best tokens.
+    """Return the log-softmax at `chosen` and at the `n` best tokens, and the entropy of the whole row.
 
     It is taken from the raw row, before mask, bias, penalties and temperature. So it tells what the model thinks,
     however the sampler is set, and is the same on every route, since a row has the same bits in any batch.
@@ -45,9 +46,13 @@ def logprob_of(row: Row, chosen: int, n: int) -> TokenLogprob:
     assert 0 <= chosen < row.shape[0], chosen
     peak = row.max()
     require_finite(peak)
-    weights = row.astype(np.float64)
-    weights -= peak
-    log_total = math.log(np.exp(weights, out=weights).sum())
+    below = row.astype(np.float64)
+    below -= peak
+    weights = np.exp(below)
+    total = weights.sum()
+    log_total = math.log(total)
+    np.maximum(below, _NO_WEIGHT, out=below)  # what weighs nothing adds nothing, -inf included
+    entropy = log_total - float(weights @ below) / total
 
     def logprob(token: int) -> float:
         return float(row[token]) - float(peak) - log_total
@@ -59,5 +64,6 @@ def logprob_of(row: Row, chosen: int, n: int) -> TokenLogprob:
         id=chosen,
         logprob=logprob(chosen),
         rank=1 + int(before),
+        entropy=max(0.0, float(entropy)),
         top=tuple((token, logprob(token)) for token in top),
     )

@@ -1,13 +1,15 @@
-"""The words of the magics that stand for keywords of `generate` and of `load`: one table of each."""
+"""The words of the magics: those that stand for keywords of `generate` and `load`, and those of a cell alone."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _WINDOWS = "off, auto, slot, slot:TAU or slot:TAU:FLOOR"
+
+DEFAULT_CHAT = "chat"  # the variable of a bare --chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +17,13 @@ class Option:
     """A word of the line.
 
     Attributes:
-        type: reads its value from text; None for a word without one, which sets `value`.
+        type: reads its value from text; bool for a word with a --no- form, None for one that can only be there.
         metavar: stands for the value in the help.
         name: the keyword in Python; that of the word when "".
         is_list: whether it may be given several times; the values are a list.
+        bare: what the word stands for without a value, "" when it must have one.
+        choices: values to complete; `type` or the engine refuse others.
+        kind: of variable that the value names, to complete it: model, chat, function or variable.
     """
 
     flag: str
@@ -26,13 +31,24 @@ class Option:
     metavar: str
     help: str
     name: str = ""
-    value: Any = True
     is_list: bool = False
+    bare: str = ""
+    choices: tuple[str, ...] = ()
+    kind: str = ""
 
     @property
     def field(self) -> str:
         """The keyword in Python."""
         return self.name or self.flag.removeprefix("--").replace("-", "_")
+
+
+Table = Mapping[str, Sequence[Option]]
+
+
+def each(table: Table) -> Iterator[Option]:
+    """Yield the words of a table."""
+    for options in table.values():
+        yield from options
 
 
 def window(text: str) -> str | tuple[Any, ...]:
@@ -51,11 +67,42 @@ def window(text: str) -> str | tuple[Any, ...]:
     return (name, *read) if read else name
 
 
-CELL: Mapping[str, tuple[Option, ...]] = {
+def variable(text: str) -> str:
+    """Read the name of a variable.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is no variable name")
+    return text
+
+
+def variables(text: str) -> list[str]:
+    """Read names of variables with commas between them.
+
+    Raises:
+        ArgumentTypeError: one is none.
+    """
+    return [variable(name.strip()) for name in text.split(",")]
+
+
+_WINDOW = Option(
+    "--spec-window", window, "WINDOW", f"which drafts are verified: {_WINDOWS}", choices=("off", "auto", "slot")
+)
+_DEPTH = Option("--spec-depth", int, "N", "rows of a verify forward at most")
+
+CELL: Table = {
     "reply": (
         Option("--system", str, "TEXT", "what the model is told about its task"),
-        Option("--thinking", None, "", "reason before answering"),
-        Option("--effort", str, "LEVEL", "how long, with --thinking; %dsv4 caps tells the levels"),
+        Option("--thinking", bool, "", "reason before answering"),
+        Option(
+            "--effort",
+            str,
+            "LEVEL",
+            "how long, with --thinking; %dsv4 caps tells the levels",
+            choices=("none", "low", "medium", "high", "max"),
+        ),
         Option("--max-new", int, "N", "at most this many tokens"),
         Option("--stop", str, "TEXT", "end before this text; may be given several times", is_list=True),
         Option("--logprobs", int, "N", "keep log-probabilities, with N alternatives, in _dsv4.logprobs"),
@@ -66,38 +113,118 @@ CELL: Mapping[str, tuple[Option, ...]] = {
         Option("--top-p", float, "P", "keep the shortest prefix with this mass"),
         Option("--min-p", float, "P", "drop what is less likely than P times the best; 0 is off"),
         Option("--seed", int, "N", "the same seed gives the same reply"),
-        Option("--sampler", str, "NAME", "gumbel or inverse_cdf, two draws of the same distribution"),
+        Option(
+            "--sampler",
+            str,
+            "NAME",
+            "gumbel or inverse_cdf, two draws of the same distribution",
+            choices=("gumbel", "inverse_cdf"),
+        ),
     ),
     "penalties": (
         Option("--repetition-penalty", float, "X", "divide the logits of what was said; 1 is off"),
         Option("--frequency-penalty", float, "X", "subtract this for each time it was said; 0 is off"),
         Option("--presence-penalty", float, "X", "subtract this once it was said; 0 is off"),
         Option("--penalty-last-n", int, "N", "look back on so many tokens; 0 is the whole context"),
-        Option("--penalty-scope", str, "SCOPE", "all counts the prompt too, generated does not"),
+        Option(
+            "--penalty-scope",
+            str,
+            "SCOPE",
+            "all counts the prompt too, generated does not",
+            choices=("all", "generated"),
+        ),
     ),
     "speculation": (
-        Option("--no-spec", None, "", "decode plainly", name="spec", value=False),
-        Option("--spec-mode", str, "MODE", "exact keeps the text of plain decoding, rejection its distribution alone"),
-        Option("--spec-proposal", str, "KIND", "how exact mode drafts: coupled or greedy"),
-        Option("--spec-depth", int, "N", "rows of a verify forward at most"),
-        Option("--spec-window", window, "WINDOW", f"which drafts are verified: {_WINDOWS}"),
+        Option(
+            "--spec", bool, "", "speculate, as without the word where there is a drafter; --no-spec decodes plainly"
+        ),
+        Option(
+            "--spec-mode",
+            str,
+            "MODE",
+            "exact keeps the text of plain decoding, rejection its distribution alone",
+            choices=("exact", "rejection"),
+        ),
+        Option(
+            "--spec-proposal",
+            str,
+            "KIND",
+            "how exact mode drafts: coupled or greedy",
+            choices=("coupled", "greedy"),
+        ),
+        _DEPTH,
+        _WINDOW,
     ),
 }
 
-LOAD: Mapping[str, tuple[Option, ...]] = {
+NOTEBOOK: Table = {
+    "this cell": (
+        Option(
+            "--model", variable, "NAME", "the variable that holds the model; the loaded one if left out", kind="model"
+        ),
+        Option(
+            "--chat",
+            variable,
+            "NAME",
+            f"the cell is the next turn of the chat in this variable, {DEFAULT_CHAT!r} if left out; made when absent",
+            bare=DEFAULT_CHAT,
+            kind="chat",
+        ),
+        Option("--as", variable, "NAME", "also keep the result in this variable", name="name"),
+        Option("--stream", bool, "", "show the reply while it grows; --no-stream shows it once it is complete"),
+    ),
+    "prompt": (
+        Option(
+            "--with",
+            variable,
+            "VAR",
+            "put this variable before the prompt: text as it is, a data frame as CSV, anything else as Python "
+            "shows it; may be given several times",
+            name="context",
+            is_list=True,
+            kind="variable",
+        ),
+        Option("--fill", None, "", "put the values of {expressions} into the cell; {{ and }} are braces then"),
+    ),
+    "form of the reply": (
+        Option("--json", None, "", "a JSON object; _dsv4.value holds it, beside _dsv4.text"),
+        Option(
+            "--schema",
+            variable,
+            "VAR",
+            "JSON of this form: a schema as a dict, or a dataclass, TypedDict or pydantic model, which _dsv4.value is",
+            kind="variable",
+        ),
+        Option(
+            "--tools",
+            variables,
+            "A,B",
+            "functions that the model may call; they are run, and it goes on with their results",
+            kind="function",
+        ),
+    ),
+}
+
+LOAD: Table = {
     "model": (
         Option("--max-seq", int, "N", "the longest sequence, prompt and reply together"),
-        Option("--devices", str, "NAME", "cpu"),
+        Option("--devices", str, "NAME", "cpu", choices=("cpu",)),
         Option("--contract", str, "NAME", "roundings of the arithmetic, instead of those it was published with"),
-        Option("--encoding", str, "NAME", "preview or v0731, for a checkpoint that does not tell"),
+        Option(
+            "--encoding",
+            str,
+            "NAME",
+            "preview or v0731, for a checkpoint that does not tell",
+            choices=("preview", "v0731"),
+        ),
     ),
     "cache": (
         Option("--cache-mib", float, "MIB", "of the snapshots that chats go on from"),
         Option("--host-cache-mib", float, "MIB", "of long prefixes in host memory; 0 keeps none"),
     ),
     "speculation, of requests that do not say": (
-        Option("--no-drafter", None, "", "load it without its drafter", name="drafter", value=False),
-        Option("--spec-depth", int, "N", "rows of a verify forward at most"),
-        Option("--spec-window", window, "WINDOW", f"which drafts are verified: {_WINDOWS}"),
+        Option("--drafter", bool, "", "insist on its drafter; --no-drafter loads it without"),
+        _DEPTH,
+        _WINDOW,
     ),
 }

@@ -7,8 +7,9 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from dsv4nb.engine.protocol import Row, Snapshot
 from dsv4nb.errors import EngineError, RequestError
@@ -23,6 +24,7 @@ class Anchor:
         ids: what was committed there, from position 0 on.
         snapshot: the caches there; it belongs to the anchor.
         logits: [V] behind the last id, None when they were not kept.
+        id: names it among all that there ever were.
 
     Raises:
         EngineError: the snapshot is of another position.
@@ -31,6 +33,7 @@ class Anchor:
     ids: tuple[int, ...]
     snapshot: Snapshot
     logits: Row | None = None
+    id: int = field(default_factory=itertools.count(1).__next__)
 
     def __post_init__(self) -> None:
         if self.snapshot.pos != len(self.ids):
@@ -40,8 +43,8 @@ class Anchor:
 class Anchors:
     """Keeps anchors while their snapshots together fit into a budget, the least recently used out first.
 
-    The newest committed anchor and the newest pending one are kept whatever they take. A snapshot is released as soon
-    as no anchor here has it. One thread at a time may call the methods.
+    The newest committed anchor and the newest pending one are kept whatever they take, and so are pinned ones. A
+    snapshot is released as soon as no anchor here has it. One thread at a time may call the methods.
 
     Args:
         budget_bytes: of `Snapshot.nbytes`, 1 or more.
@@ -59,6 +62,7 @@ class Anchors:
         self._committed: tuple[Anchor, ...] = ()  # least recently used first
         self._pending: tuple[Anchor, ...] = ()  # in the order taken
         self._newest: Anchor | None = None  # of the committed ones
+        self._pinned: frozenset[int] = frozenset()
 
     @property
     def committed(self) -> tuple[Anchor, ...]:
@@ -73,7 +77,55 @@ class Anchors:
     @property
     def nbytes(self) -> int:
         """What all snapshots take together, pending ones included."""
-        return sum({id(a.snapshot): a.snapshot.nbytes for a in (*self._committed, *self._pending)}.values())
+        return _bytes((*self._committed, *self._pending))
+
+    def is_pinned(self, anchor: Anchor) -> bool:
+        """Whether an anchor stays whatever comes."""
+        return anchor.id in self._pinned
+
+    def pin(self, id: int, is_pinned: bool = True) -> None:
+        """Keep a committed anchor whatever comes, or no longer.
+
+        Raises:
+            RequestError: there is no such anchor, or pinned ones would take more than the budget.
+        """
+        anchor = self.get(id)
+        if not is_pinned:
+            self._pinned -= {id}
+            return
+        pinned = [other for other in self._committed if other.id in self._pinned | {id}]
+        nbytes = _bytes(pinned)
+        if nbytes > self.budget_bytes:
+            raise RequestError(
+                f"anchor {id} of {len(anchor.ids)} tokens cannot be pinned: pinned snapshots would take "
+                f"{nbytes / 2**20:.1f} of {self.budget_bytes / 2**20:.1f} MiB; unpin another, or load with a larger "
+                "cache_mib",
+                param="id",
+            )
+        self._pinned |= {id}
+
+    def delete(self, id: int) -> None:
+        """Forget a committed anchor, pinned or not.
+
+        Raises:
+            RequestError: there is no such anchor.
+        """
+        anchor = self.get(id)
+        if anchor is self._newest:
+            self._newest = None
+        self._keep(_without(self._committed, anchor), self._pending)
+
+    def get(self, id: int) -> Anchor:
+        """Return a committed anchor.
+
+        Raises:
+            RequestError: there is no such anchor.
+        """
+        for anchor in self._committed:
+            if anchor.id == id:
+                return anchor
+        known = ", ".join(str(anchor.id) for anchor in self._committed) or "none"
+        raise RequestError(f"there is no anchor {id}; those there are: {known}", param="id")
 
     def longest(self, prompt: Sequence[int]) -> Anchor | None:
         """Return the committed anchor of the longest strict prefix of `prompt`, every id compared."""
@@ -102,6 +154,8 @@ class Anchors:
             return
         ids = {anchor.ids for anchor in self._pending}
         others = tuple(other for other in self._committed if other.ids not in ids)
+        pinned = {other.ids for other in self._committed if other.id in self._pinned}
+        self._pinned |= {anchor.id for anchor in self._pending if anchor.ids in pinned}
         self._newest = self._pending[-1]
         self._keep((*others, *self._pending), ())
 
@@ -122,9 +176,10 @@ class Anchors:
         for anchor in (*committed, *pending):
             if self.nbytes + room <= self.budget_bytes:
                 break
-            if anchor is not self._newest and anchor is not last:
+            if anchor is not self._newest and anchor is not last and anchor.id not in self._pinned:
                 self._committed = _without(self._committed, anchor)
                 self._pending = _without(self._pending, anchor)
+        self._pinned &= {anchor.id for anchor in self._committed}
         kept = {id(anchor.snapshot) for anchor in (*self._committed, *self._pending)}
         dropped: dict[int, Callable[[], None]] = {
             id(anchor.snapshot): anchor.snapshot.release for anchor in before if id(anchor.snapshot) not in kept
@@ -141,3 +196,8 @@ class Anchors:
 
 def _without(anchors: tuple[Anchor, ...], anchor: Anchor) -> tuple[Anchor, ...]:
     return tuple(other for other in anchors if other is not anchor)
+
+
+def _bytes(anchors: Iterable[Anchor]) -> int:
+    """Return what the snapshots take, shared ones once."""
+    return sum({id(anchor.snapshot): anchor.snapshot.nbytes for anchor in anchors}.values())

@@ -7,44 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from dsv4nb.errors import ChatBusy, PromptEmpty, RequestError
-from dsv4nb.events import Event, Failed, Generation, PromptUsage, Round, Rounds, Token, ToolCall, ToolResult
-from dsv4nb.session.export import to_cells, to_frame, to_jsonl
+from dsv4nb.events import Event, Failed, Generation
+from dsv4nb.session.attachments import message_with
+from dsv4nb.session.beside import Beside, listed
+from dsv4nb.session.continuing import Given
+from dsv4nb.session.export import to_text
+from dsv4nb.session.exporting import Exports
+from dsv4nb.session.from_token import FromToken, Reader
+from dsv4nb.session.gauge import Gauge
 from dsv4nb.session.live import Ledger
-from dsv4nb.session.log import OnEnd
-from dsv4nb.session.request import Options, override
-from dsv4nb.session.result import joined
+from dsv4nb.session.recall import turn_of
+from dsv4nb.session.request import Limits, Options, check_options, override, toolset
+from dsv4nb.session.starting import Start, Ticket
 from dsv4nb.session.tool_text import result_text
 from dsv4nb.session.tree import Branches, Node, Tree, Turn, turns_of
-
-_F = TypeVar("_F")
-
-
-class Ticket(Protocol):
-    """A turn on its way; `dsv4nb.stream.ticket.Ticket` is one."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    def poll(self, start: int) -> tuple[list[Event], bool]: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-    def result(self, timeout: float | None = None) -> Generation: ...
-    async def aresult(self) -> Generation: ...
-    def cancel(self) -> None: ...
-
-
-class Start(Protocol):
-    """Starts a turn; `on_end` is called before anybody sees that it ended.
-
-    Functions are called on a thread of their own; with `inline` on that of whoever asks the ticket for its result.
-    """
-
-    def __call__(
-        self, messages: Sequence[Mapping[str, Any]], options: Options, on_end: OnEnd, *, inline: bool, ledger: Ledger
-    ) -> Ticket: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +53,7 @@ class ChatState:
     ledger: tuple[int, ...]
 
 
-class Chat:
+class Chat(Exports, Beside, FromToken):
     """A conversation with one model; a turn is rendered from the history and computes what is not known of it.
 
     The history holds exactly what was shown: a turn that was stopped stays with its partial text, a turn that
@@ -87,9 +66,13 @@ class Chat:
         show: displays a chat in a notebook, text when None.
         messages: the history to go on from, in the encoder's form and without a system message.
         save: writes a chat to a file.
+        limits: of the model, which options are checked against; None checks their names alone.
+        gauge: counts the model's tokens.
+        asks: whether calls of functions wait for `approve` or `deny`.
+        model: reads and scores token ids; None where there is none to ask.
 
     Attributes:
-        thinking: whether the next turns reason before they answer; may be set at any time.
+        forks: those that were made in a panel, so that a cell can go on with them.
     """
 
     def __init__(
@@ -101,10 +84,17 @@ class Chat:
         show: Callable[[Chat], None] | None = None,
         messages: Sequence[Mapping[str, Any]] = (),
         save: Callable[[Chat, str | Path], int] | None = None,
+        limits: Limits | None = None,
+        model: Reader | None = None,
+        gauge: Gauge | None = None,
+        asks: bool = False,
     ) -> None:
+        super().__init__(gauge)
+        self.forks: list[Chat] = []
+        self._asks = asks
         self._options = options or Options()
-        self.name = name
-        self.thinking = self._options.thinking
+        self.name, self.limits, self.model = name, limits, model
+        self._thinking = self._options.thinking
         self._start, self._show, self._save = start, show, save
         self._lock = threading.Lock()
         self._is_busy = False
@@ -117,9 +107,44 @@ class Chat:
         self._on_change: list[Callable[[], None]] = []
 
     @property
-    def turns(self) -> list[Turn]:
-        """The turns of this branch that ended, failed ones included."""
-        return [node.turn for node in self._tree.path]
+    def thinking(self) -> bool:
+        """Whether the next turns reason before they answer; may be set at any time."""
+        return self._thinking
+
+    @thinking.setter
+    def thinking(self, value: bool) -> None:
+        was, self._thinking = self._thinking, value
+        if value != was:
+            self._changed()
+
+    @property
+    def options(self) -> Options:
+        """What the next turns ask for; `set` changes it, and a turn can ask for something else."""
+        return replace(self._options, thinking=self._thinking)
+
+    def set(self, **options: Any) -> None:
+        """Change options of the turns to come, by the names of `send`; None takes the model's default again.
+
+        A turn that is running keeps what it began with.
+
+        Raises:
+            RequestError, EncodingError: a value is refused; nothing was changed.
+        """
+        with self._lock:
+            chosen = self.check(**options)
+            self._options, self._thinking = chosen, chosen.thinking
+        self._changed()
+
+    def check(self, **options: Any) -> Options:
+        """Return what `options` would be after `set` with the same; change nothing.
+
+        Raises:
+            RequestError, EncodingError: as `set`.
+        """
+        chosen = override(self.options, options, "chat.set()")
+        if self.limits is not None:
+            check_options(chosen, self.limits)
+        return chosen
 
     @property
     def branches(self) -> Branches:
@@ -127,11 +152,9 @@ class Chat:
         return self._tree.branches
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The history as messages, the system message in front."""
-        system = self._options.system
-        front = [] if system is None else [{"role": "system", "content": system}]
-        return [*front, *map(dict, self._tree.messages)]
+    def ledger(self) -> Ledger:
+        """The ids that the last run left committed, and how they came about; a copy."""
+        return replace(self._ledger)
 
     def state(self) -> ChatState:
         """Return everything that makes this chat, at this moment.
@@ -143,7 +166,9 @@ class Chat:
             if self._is_busy:
                 raise ChatBusy
             tree = self._tree.branches
-            return ChatState(options=self._options, nodes=tree.nodes, head=tree.head, ledger=self._ledger.ids)
+            return ChatState(
+                options=self._with_tools(self._attached), nodes=tree.nodes, head=tree.head, ledger=self._ledger.ids
+            )
 
     def save(self, path: str | Path) -> int:
         """Write the chat to a file, with all its branches and the caches of the last turn; return its bytes.
@@ -157,37 +182,6 @@ class Chat:
         if self._save is None:
             raise RequestError("this chat has no model to save the caches of", param="path")
         return self._save(self, path)
-
-    def to_messages(self) -> list[dict[str, Any]]:
-        """Return the history of this branch; `Model.chat(messages=...)` takes it back."""
-        return self.messages
-
-    def to_jsonl(self, path: str | Path | None = None, *, all_branches: bool = False) -> str:
-        """Return, and write to `path`, one line of JSON per conversation: this branch, or every one.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        heads = self._tree.branches.leaves if all_branches else [self._tree.head]
-        front = self.messages[: self._options.system is not None]
-        text = to_jsonl(
-            [*front, *(m for node in (head.path() if head else ()) for m in node.messages)] for head in heads
-        )
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
-    def to_cells(self) -> list[dict[str, Any]]:
-        """Return the history of this branch as notebook cells; Python that the model wrote becomes code cells."""
-        return to_cells(self.messages)
-
-    def to_frame(self) -> Any:
-        """Return the turns of this branch as a pandas data frame.
-
-        Raises:
-            RequestError: pandas is not installed.
-        """
-        return to_frame(self.turns)
 
     @property
     def is_busy(self) -> bool:
@@ -254,10 +248,17 @@ class Chat:
             RequestError: there is no such turn, or it has no text of its own.
             Dsv4Error: as `send`.
         """
+        return self._edit(i, text, options, inline=True).result()
+
+    def submit_edit(self, i: int, text: str | None = None, **options: Any) -> Ticket:
+        """Start what `edit` does, or `regenerate` for the last turn without text, and return at once."""
+        return self._edit(i, text, options, inline=False)
+
+    def _edit(self, i: int, text: str | None, options: Mapping[str, Any], *, inline: bool) -> Ticket:
         node = self._tree.nth(i)
         if text is None and not node.turn.user:
             raise RequestError("this turn answered calls and has no text; edit the turn before it", param="turn")
-        return self._submit(node.turn.user if text is None else text, options, inline=True, after=node.parent).result()
+        return self._submit(node.turn.user if text is None else text, options, inline=inline, after=node.parent)
 
     def rewind(self, turn: int | None = None, *, round: int | None = None) -> None:
         """Go back; what is left behind stays in `branches`.
@@ -291,31 +292,55 @@ class Chat:
             self._tree.add(turn_before, [*node.messages[:-1], _cut(node.messages[-1], turn_before)])
         self._changed()
 
-    def switch(self, turn: int) -> None:
+    def switch(self, turn: int, *, where_left: bool = False) -> None:
         """Go on from the turn with this number in `branches`, on whatever branch.
+
+        Args:
+            where_left: go on along the turns behind it to where they were left last.
 
         Raises:
             ChatBusy: a turn is still running.
             RequestError: there is no such turn.
         """
-        self._go_to(self._tree.node(turn))
+        node = self._tree.node(turn)
+        self._go_to(self._tree.left_at(node) if where_left else node)
 
-    def fork(self) -> Chat:
+    def fork(self, turn: int | None = None) -> Chat:
         """Return another chat with this one's history and options; from here on they do not know of each other.
+
+        Args:
+            turn: the fork goes on behind the first `turn` turns of this branch; all of them when None.
 
         Raises:
             ChatBusy: a turn is still running.
+            RequestError: there are not that many turns.
         """
+        path = self._tree.path
+        kept = len(path) if turn is None else turn
+        if isinstance(kept, bool) or not isinstance(kept, int) or not 0 <= kept <= len(path):
+            raise RequestError(f"turn is {turn!r}; this branch has {len(path)} turns to keep, or 0", param="turn")
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
-            other = Chat(self._start, name=self.name, options=self._options, show=self._show, save=self._save)
-            other.resume(Tree(self._tree.branches.nodes, self._tree.head), self._ledger.ids, thinking=self.thinking)
+            head = path[kept - 1] if kept else None
+            other = Chat(
+                self._start,
+                name=self.name,
+                options=self._options,
+                show=self._show,
+                save=self._save,
+                limits=self.limits,
+                model=self.model,
+                gauge=self._gauge,
+                asks=self._asks,
+            )
+            other._attached = self._attached
+            other.resume(Tree(self._tree.branches.nodes, head), self._ledger.ids, thinking=self.thinking)
         return other
 
     def resume(self, tree: Tree, ledger: Sequence[int], *, thinking: bool) -> None:
         """Become the chat that these stand for."""
-        self._tree, self._ledger, self.thinking = tree, Ledger(tuple(ledger)), thinking
+        self._tree, self._ledger, self._thinking = tree, Ledger(tuple(ledger)), thinking
         self._changed()
 
     def _go_to(self, node: Node | None) -> None:
@@ -326,7 +351,13 @@ class Chat:
         self._changed()
 
     def _submit(
-        self, text: str, options: Mapping[str, Any], *, inline: bool, after: Node | Literal["head"] | None = "head"
+        self,
+        text: str,
+        options: Mapping[str, Any],
+        *,
+        inline: bool,
+        waits: bool = False,
+        after: Node | Literal["head"] | None = "head",
     ) -> Ticket:
         if not isinstance(text, str):
             raise RequestError(f"a message must be text, not {type(text).__name__}", param="text")
@@ -337,13 +368,36 @@ class Chat:
             raise RequestError(
                 f"the last turn waits for results of {', '.join(waiting)}; chat.send_results takes them", param="text"
             )
-        told = _Told(text=text, after=node, messages=({"role": "user", "content": text},))
-        return self._start_turn(told, options, inline=inline)
+        attached = self._attached if after == "head" else ()
+        whole = message_with(attached, text)
+        told = _Told(text=whole, after=node, messages=({"role": "user", "content": whole},))
+        ticket = self._start_turn(told, options, inline=inline, waits=waits)
+        self._sent(attached)
+        return ticket
 
-    def _start_turn(self, told: _Told, options: Mapping[str, Any], *, inline: bool) -> Ticket:
-        chosen = override(replace(self._options, thinking=self.thinking), options, "chat.send()")
-        if not chosen.thinking and "effort" not in options:
+    def _start_given(self, node: Node, options: Options, given: Given, *, inline: bool) -> Ticket:
+        told = _Told(text=node.turn.user, after=node.parent, messages=tuple(map(dict, node.messages[:-1])))
+        return self._start_turn(told, {}, inline=inline, base=options, given=given)
+
+    def _start_turn(
+        self,
+        told: _Told,
+        options: Mapping[str, Any],
+        *,
+        inline: bool,
+        waits: bool = False,
+        base: Options | None = None,
+        given: Given | None = None,
+    ) -> Ticket:
+        chosen = override(base or self._with_tools(self._attached), options, "chat.send()")
+        if base is None and not chosen.thinking and "effort" not in options:
             chosen = replace(chosen, effort=None)  # the chat's effort is that of its thinking turns
+        if (inline or waits) and self._asks and toolset(chosen).functions and chosen.tool_choice != "none":
+            raise RequestError(
+                "calls of this chat wait for a person, and so would this cell; show the chat and ask there, or use "
+                "chat.submit() with chat.pending, chat.approve() and chat.deny()",
+                param="approve",
+            )
         with self._lock:
             if self._is_busy:
                 raise ChatBusy
@@ -351,9 +405,9 @@ class Chat:
             head, self._tree.head = self._tree.head, told.after
         try:
             sent = (*self._tree.messages, *told.messages)
-            ticket = self._start(
-                sent, chosen, partial(self._ended, told.text, len(sent)), inline=inline, ledger=self._ledger
-            )
+            on_end = partial(self._ended, told.text, chosen, len(sent))
+            desk = self._desk if self._asks else None
+            ticket = self._start(sent, chosen, on_end, inline=inline, ledger=self._ledger, desk=desk, given=given)
         except BaseException:
             self._tree.head = head
             self._is_busy = False
@@ -375,7 +429,7 @@ class Chat:
 
     async def asend(self, text: str, **options: Any) -> Generation:
         """Ask and await the answer; cancelling the await stops the turn."""
-        return await self.submit(text, **options).aresult()
+        return await self._submit(text, options, inline=False, waits=True).aresult()
 
     def stop(self) -> None:
         """Stop the turn that is running; its text so far is kept."""
@@ -401,49 +455,32 @@ class Chat:
         Returns:
             A function that ends this.
         """
-        return _listed(self._callbacks, callback)
+        return listed(self._callbacks, callback)
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback()` whenever `turns` become others without a turn: after `rewind`, `switch`, `reset`, `resume`.
+        """Call `callback()` whenever `turns` become others without a turn, or `options` others.
+
+        `rewind`, `switch`, `reset` and `resume` do the one, `set` and `thinking` the other.
 
         It is called on the thread that changed them, when the change is complete.
 
         Returns:
             A function that ends this.
         """
-        return _listed(self._on_change, callback)
+        return listed(self._on_change, callback)
 
     def _changed(self) -> None:
         for callback in tuple(self._on_change):
             callback()
 
-    def _ended(self, text: str, n_sent: int, outcome: Generation | Failed, events: Sequence[Event]) -> None:
+    def _ended(
+        self, text: str, options: Options, n_sent: int, outcome: Generation | Failed, events: Sequence[Event]
+    ) -> None:
         """Write the turn down; called before its ticket is finished, on the thread that ends it."""
-        rounds, marks = _rounds(events)
-        turn = Turn(
-            user=text,
-            rounds=rounds,
-            marks=marks,
-            reasoning=joined(events, "reasoning"),
-            text=joined(events, "content"),
-            tool=joined(events, "tool"),
-            n_reasoning=sum(isinstance(event, Token) and event.channel == "reasoning" for event in events),
-            calls=tuple(event for event in events if isinstance(event, ToolCall)),
-            results=tuple(event for event in events if isinstance(event, ToolResult)),
-        )
+        turn = turn_of(text, options, outcome, events)
         added: tuple[dict[str, Any], ...] = ()
         with self._lock:
-            if isinstance(outcome, Failed):
-                turn = replace(turn, error=outcome.message)
-            else:
-                runs = outcome.steps or (outcome,)
-                turn = replace(
-                    turn,
-                    stop_reason=outcome.stop_reason,
-                    n_tokens=sum(run.done.n_tokens for run in runs),
-                    n_cached=runs[0].done.n_cached,
-                    seconds=sum(run.done.elapsed_s for run in runs),
-                )
+            if isinstance(outcome, Generation):
                 said = [m for m in outcome.messages if m["role"] != "system"]
                 n_before = len(self._tree.messages)
                 added = tuple(said[n_before:]) if len(said) > n_sent else ()
@@ -451,8 +488,7 @@ class Chat:
             self._is_busy = False
 
     def __repr__(self) -> str:
-        head = f"Chat with {self.name}" if self.name else "Chat"
-        return "\n\n".join([head, *(line for turn in self.turns for line in _lines(turn))])
+        return to_text(self.turns, title=f"Chat with {self.name}" if self.name else "Chat")
 
     def _ipython_display_(self) -> None:
         if self._show is not None:
@@ -461,38 +497,6 @@ class Chat:
         from IPython.display import display
 
         display({"text/plain": repr(self)}, raw=True)  # type: ignore[no-untyped-call]
-
-
-def _listed(callbacks: list[_F], callback: _F) -> Callable[[], None]:
-    """Add a callback, and return what takes it away again."""
-    callbacks.append(callback)
-
-    def remove() -> None:
-        if callback in callbacks:
-            callbacks.remove(callback)
-
-    return remove
-
-
-def _rounds(events: Sequence[Event]) -> tuple[Rounds, tuple[tuple[int, int], ...]]:
-    """Return the rounds of a turn, and the characters of reasoning and content before each."""
-    rounds: list[Round] = []
-    marks: list[tuple[int, int]] = []
-    reasoning = content = 0
-    before: tuple[int, int] | None = None  # where the round that goes on began
-    for event in events:
-        if isinstance(event, Token):
-            reasoning += len(event.text) * (event.channel == "reasoning")
-            content += len(event.text) * (event.channel == "content")
-            if before is None and event.id is not None:
-                before = reasoning, content  # a run's first token comes before its first round
-        elif isinstance(event, Round):
-            rounds.append(event)
-            marks.append(before or (reasoning, content))
-            before = reasoning, content
-        elif isinstance(event, PromptUsage):
-            before = None
-    return Rounds(rounds), tuple(marks)
 
 
 def _cut(message: Mapping[str, Any], turn: Turn) -> dict[str, Any]:
@@ -508,21 +512,3 @@ def _open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the ids of the calls that a history ends with."""
     last = messages[-1] if messages else {}
     return [call["id"] for call in last.get("tool_calls", ())]
-
-
-def _lines(turn: Turn) -> list[str]:
-    """Return a turn as a person reads it."""
-    mark = {"cancelled": "[Stopped]", "length": "[Reached the token limit]"}.get(turn.stop_reason or "", "")
-    if turn.error is not None:
-        mark = f"[Failed: {turn.error}]"
-    lines = [f"You: {turn.user}"]
-    if turn.reasoning:
-        lines.append("[Thoughts]\n" + "\n".join(f"  {line}" for line in turn.reasoning.splitlines()))
-    results = {result.id: result for result in turn.results}
-    for call in turn.calls:
-        result = results.get(call.id)
-        arguments = result.arguments if result and result.arguments else call.arguments
-        lines.append(f"[Call] {call.name}({arguments}){f' → {result.content}' if result else ''}")
-    if turn.text or not (mark or turn.tool):
-        lines.append(f"Model: {turn.text}")
-    return [*lines, mark] if mark else lines

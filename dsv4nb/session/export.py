@@ -1,4 +1,4 @@
-"""A conversation as data: JSON lines, notebook cells, a data frame; and back to messages."""
+"""A conversation as data: JSON lines, notebook cells, a notebook, Markdown, a data frame; and back to messages."""
 
 from __future__ import annotations
 
@@ -55,6 +55,61 @@ def from_cells(cells: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Return the messages that `to_cells` made cells of; other cells are passed over."""
     found = (cell.get("metadata", {}).get("dsv4nb") for cell in cells)
     return [dict(own["message"]) for own in found if isinstance(own, Mapping) and "message" in own]
+
+
+def to_notebook(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a notebook file (nbformat 4) with the cells of `to_cells`."""
+    notebook = {"cells": to_cells(messages), "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(notebook, ensure_ascii=False, indent=1)
+
+
+def to_markdown(messages: Sequence[Mapping[str, Any]], *, title: str = "") -> str:
+    """Return the conversation for reading: a heading per message, calls and their results in fences."""
+    names = {call["id"]: call["function"]["name"] for m in messages for call in m.get("tool_calls", ()) if "id" in call}
+    blocks = [f"# {title}"] if title else []
+    for message in messages:
+        role = str(message.get("role"))
+        heading = _HEADINGS.get(role, role)
+        if role == "tool":
+            heading += f" {names.get(message.get('tool_call_id', ''), '')}".rstrip()
+        blocks.append(f"## {heading}")
+        if thought := message.get("reasoning_content"):
+            blocks.append(f"<details><summary>Thoughts</summary>\n\n{thought}\n\n</details>")
+        content = str(message.get("content") or "")
+        blocks.append(fenced(content) if role == "tool" else content.strip())
+        for call in message.get("tool_calls", ()):
+            blocks.append(f"Call of `{call['function']['name']}`:\n\n{fenced(call['function']['arguments'], 'json')}")
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Return text in a fence that nothing in it can close."""
+    longest = max(map(len, re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def to_text(turns: Sequence[Turn], *, title: str) -> str:
+    """Return the conversation as a terminal shows it."""
+    return "\n\n".join([title, *(line for turn in turns for line in _lines(turn))])
+
+
+def _lines(turn: Turn) -> list[str]:
+    """Return a turn as a person reads it."""
+    mark = {"cancelled": "[Stopped]", "length": "[Reached the token limit]"}.get(turn.stop_reason or "", "")
+    if turn.error is not None:
+        mark = f"[Failed: {turn.error}]"
+    lines = [f"You: {turn.user}"]
+    if turn.reasoning:
+        lines.append("[Thoughts]\n" + "\n".join(f"  {line}" for line in turn.reasoning.splitlines()))
+    results = {result.id: result for result in turn.results}
+    for call in turn.calls:
+        result = results.get(call.id)
+        arguments = result.arguments if result and result.arguments else call.arguments
+        lines.append(f"[Call] {call.name}({arguments}){f' → {result.content}' if result else ''}")
+    if turn.text or not (mark or turn.tool):
+        lines.append(f"Model: {turn.text}")
+    return [*lines, mark] if mark else lines
 
 
 def to_frame(turns: Sequence[Turn]) -> Any:

@@ -192,6 +192,15 @@ class HostCache:
             self._entries[prefix.id] = _Entry(prefix, nbytes, time.monotonic())
         return prefix.id
 
+    def prefix(self, id: int) -> HostPrefix:
+        """Return an entry as it was stored; this is no use of it.
+
+        Raises:
+            RequestError: there is no such entry.
+        """
+        with self._lock:
+            return self._entry(id).prefix
+
     def pin(self, id: int, is_pinned: bool = True) -> None:
         """Keep an entry from being evicted, or allow it again.
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dsv4nb.errors import Dsv4Error
-from dsv4nb.events import Done, Event, Failed, Generation, TokenSnapshot
+from dsv4nb.events import Done, Event, Failed, Generation, Reasoning, TokenSnapshot
 from dsv4nb.session.live import Ledger
 from dsv4nb.session.log import Log, OnEnd
 from dsv4nb.session.request import Request
 from dsv4nb.session.result import generation_of
-from dsv4nb.session.timings import Marks
+from dsv4nb.session.timings import THOUGHT, Marks
+
+if TYPE_CHECKING:
+    from dsv4nb.engine.taps import Taps  # brings torch
 
 
 class Journal(Log):
@@ -25,6 +29,7 @@ class Journal(Log):
         may_reuse: whether the run may go on from earlier ones, and later ones from it.
         ledger: of the chat that it belongs to.
         keep_at: lengths of beginnings of the prompt that later runs are going to share.
+        taps: who watches its forwards, or changes what is in them.
 
     Attributes:
         marks: of this request.
@@ -41,10 +46,11 @@ class Journal(Log):
         may_reuse: bool = False,
         ledger: Ledger | None = None,
         keep_at: Sequence[int] = (),
+        taps: Taps | None = None,
     ) -> None:
         super().__init__()
         self.request = request
-        self.may_reuse, self.ledger, self.keep_at = may_reuse, ledger, keep_at
+        self.may_reuse, self.ledger, self.keep_at, self.taps = may_reuse, ledger, keep_at, taps
         self.marks = Marks(request)
         self.submitted_at = self.started_at = time.monotonic()
         self.problems: tuple[str, ...] = ()
@@ -101,6 +107,8 @@ class Journal(Log):
 
     def append(self, event: Event) -> None:
         """Tell readers an event that is not the last."""
+        if isinstance(event, Reasoning):
+            self.marks.mark(THOUGHT)
         self.write((event,))
 
     def finish(self, snapshot: TokenSnapshot, done: Done) -> None:

@@ -19,9 +19,16 @@ from dsv4nb.session.reuse import Decision, anchor_length
 
 @dataclass(slots=True)
 class Ledger:
-    """The ids that the last run of one chat left committed; the next one is compared with them."""
+    """The ids that the last run of one chat left committed; the next one is compared with them.
+
+    Attributes:
+        n_reused, n_prompt: how many of them were not computed by that run, and how many are its prompt; 0 where no
+            run of this chat left them.
+    """
 
     ids: tuple[int, ...] = ()
+    n_reused: int = 0
+    n_prompt: int = 0
 
 
 class Live:
@@ -45,6 +52,11 @@ class Live:
         self._engine, self._prompt, self._prefixes, self._ledger = engine, prompt, prefixes, ledger
         self._state: DecodeState | None = None
         self._row: Row | None = None
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens that are read before anything is chosen."""
+        return len(self._prompt)
 
     @property
     def pos(self) -> int:
@@ -125,6 +137,7 @@ class Live:
             self._prefixes.commit(self._engine, self._prompt, self._start)
             if self._ledger is not None:
                 self._ledger.ids = tuple(self.ids)
+                self._ledger.n_reused, self._ledger.n_prompt = self.decision.length, len(self._prompt)
 
     def close(self) -> None:
         """Give the caches back, and forget what was not kept. Idempotent."""

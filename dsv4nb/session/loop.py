@@ -10,12 +10,14 @@ from typing import Any, Protocol
 
 from dsv4nb.errors import Dsv4Error, RequestError
 from dsv4nb.events import Done, Event, Failed, Generation, TokenSnapshot, ToolCall, ToolResult
+from dsv4nb.session.desk import Desk
 from dsv4nb.session.functions import Toolset
 from dsv4nb.session.journal import Journal
 from dsv4nb.session.log import Log, OnEnd
 
 POLL_S = 0.1  # an interrupt is seen between two waits
 MAX_ROUNDS = 8
+STOPPED = "the user stopped here"
 
 Approve = Callable[[ToolCall], bool | Mapping[str, Any]]
 
@@ -33,12 +35,12 @@ class Rules:
     Attributes:
         toolset: the declared tools; those that are functions are called.
         approve: asked before each call: True runs it, False declines it, a mapping runs it with these arguments
-            instead. None runs every call.
+            instead. On a desk all calls of a run lie together until somebody decides. None runs every call.
         max_rounds: runs with calls in one turn, so that a model cannot go on for ever.
     """
 
     toolset: Toolset
-    approve: Approve | None = None
+    approve: Approve | Desk | None = None
     max_rounds: int = MAX_ROUNDS
 
 
@@ -111,9 +113,7 @@ class Loop(Log):
                 self._finish(step.messages)
                 return
             is_over = self._n_runs > self._rules.max_rounds
-            for call in step.tool_calls:
-                if call.id not in self._results:
-                    self._answer(call, is_over=is_over)
+            self._answer_all([call for call in step.tool_calls if call.id not in self._results], is_over=is_over)
             results = [self._results[call.id] for call in step.tool_calls]
             messages = (*_as_run(step.messages, results), *map(_message, results))
             if is_over or self._cancelled.is_set():
@@ -140,19 +140,34 @@ class Loop(Log):
         declared = {schema["function"]["name"] for schema in self._rules.toolset.schemas}
         return any(call.name in declared and call.name not in functions for call in step.tool_calls)
 
+    def _answer_all(self, calls: Sequence[ToolCall], *, is_over: bool) -> None:
+        desk = self._rules.approve
+        if not isinstance(desk, Desk) or is_over or self._cancelled.is_set():
+            desk = None
+        if desk is not None:
+            desk.lay(calls)
+        try:
+            for call in calls:
+                self._answer(call, is_over=is_over)
+        finally:
+            if desk is not None:
+                desk.clear()
+
     def _answer(self, call: ToolCall, *, is_over: bool) -> None:
         """Give one call its result; it has one before anything else can go wrong."""
         if is_over:
             self._results[call.id] = _not_run(call, f"this turn has had {self._rules.max_rounds} rounds of calls")
         elif self._cancelled.is_set():
-            self._results[call.id] = _not_run(call, "the user stopped here")
+            self._results[call.id] = _not_run(call, STOPPED)
         else:
             self._results[call.id] = _not_run(call, "the user interrupted it")
             self._results[call.id] = self._call(call)
         self._append([self._results[call.id]])
 
     def _call(self, call: ToolCall) -> ToolResult:
-        answer = True if self._rules.approve is None else self._rules.approve(call)
+        answer = self._approval(call)
+        if answer is None:
+            return _not_run(call, STOPPED)
         if answer is False:
             return _not_run(call, "the user declined this call")
         if answer is not True and not isinstance(answer, Mapping):
@@ -164,6 +179,17 @@ class Loop(Log):
         return ToolResult(
             id=call.id, name=call.name, content=outcome.content, arguments=arguments, error=outcome.error or ""
         )
+
+    def _approval(self, call: ToolCall) -> object:
+        """Return what was decided about a call, None when the turn was stopped first."""
+        match self._rules.approve:
+            case None:
+                return True
+            case Desk() as desk:
+                return desk.answer(call, self._cancelled.is_set)
+            case approve:
+                answer = approve(call)
+                return "None" if answer is None else answer  # which is no answer, and is refused
 
     def _finish(self, messages: Sequence[dict[str, object]]) -> None:
         step = self._steps[-1]

@@ -7,8 +7,11 @@ with one beginning need no bookkeeping of their own.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
 
 from dsv4nb.engine.protocol import DecodeState, Engine, Row
 from dsv4nb.errors import RequestError
@@ -19,6 +22,9 @@ from dsv4nb.tables import as_html, as_text
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
+LOGGED = 200  # decisions that are remembered
 BUDGET_BYTES = 512 * 2**20  # of the anchors' snapshots
 
 
@@ -27,13 +33,32 @@ class AnchorEntry:
     """One anchor as a person sees it.
 
     Attributes:
+        id: names it among all that there ever were.
         nbytes: its own, without what it shares.
         has_logits: whether a prompt that ends there needs no computing.
+        is_pinned: whether it stays until it is deleted.
     """
 
+    id: int
     tokens: int
     nbytes: int
     has_logits: bool
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One decision about where a run starts.
+
+    Attributes:
+        number: of the decisions since the model was loaded, from 1.
+        at: local time.
+    """
+
+    number: int
+    at: datetime
+    n_prompt: int
+    decision: Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +112,7 @@ class Start:
     decision: Decision
     source: Anchor | HostPrefix | None
     host: HostPrefix | Miss
+    n_prompt: int
 
 
 class Prefixes:
@@ -100,7 +126,9 @@ class Prefixes:
     def __init__(self, *, budget_bytes: int = BUDGET_BYTES, host_mib: float = 0.0, policy: Policy = DEFAULT) -> None:
         self._policy = policy
         self._anchors, self._host = Anchors(budget_bytes), HostCache(host_mib, floor=policy.host_floor)
-        self._on_thread: Callable[[Callable[[], None]], None] = lambda job: job()
+        self._on_thread: Callable[[Callable[[Engine], Any]], Any] | None = None
+        self._log: deque[Decided] = deque(maxlen=LOGGED)
+        self._n_decided = 0
         self._reused = self._computed = 0
         self._decisions: dict[str, int] = {}
 
@@ -147,10 +175,14 @@ class Prefixes:
             source = anchors[decision.index]
         elif decision.kind == "host":
             source = found if isinstance(found, HostPrefix) else None
-        return Start(decision=decision, source=source, host=found)
+        return Start(decision=decision, source=source, host=found, n_prompt=len(prompt))
 
     def resume(self, engine: Engine, start: Start) -> tuple[DecodeState, tuple[int, ...], Row | None]:
         """Make the state to start from; return it with its ids, and the row behind them where it was kept."""
+        self._n_decided += 1
+        self._log.append(
+            Decided(number=self._n_decided, at=datetime.now(), n_prompt=start.n_prompt, decision=start.decision)
+        )
         source = start.source
         if source is None:
             return engine.new_state(), (), None
@@ -200,7 +232,13 @@ class Prefixes:
         anchors = self._anchors.committed
         return CacheStats(
             anchors=tuple(
-                AnchorEntry(tokens=len(a.ids), nbytes=a.snapshot.nbytes, has_logits=a.logits is not None)
+                AnchorEntry(
+                    id=a.id,
+                    tokens=len(a.ids),
+                    nbytes=a.snapshot.nbytes,
+                    has_logits=a.logits is not None,
+                    is_pinned=self._anchors.is_pinned(a),
+                )
                 for a in anchors
             ),
             anchor_bytes=self._anchors.nbytes,
@@ -212,9 +250,64 @@ class Prefixes:
         )
 
     @property
+    def log(self) -> list[Decided]:
+        """The latest decisions about where a run starts, the newest first; runs that were stopped are among them."""
+        return list(self._log)[::-1]
+
+    @property
     def host(self) -> list[HostEntry]:
         """The prefixes in host memory."""
         return self._host.entries()
+
+    @property
+    def anchors(self) -> tuple[Anchor, ...]:
+        """The anchors that can be gone on from, least recently used first."""
+        return self._anchors.committed
+
+    def host_ids(self, id: int) -> tuple[int, ...]:
+        """Return the ids of a prefix in host memory.
+
+        Raises:
+            RequestError: there is no such prefix.
+        """
+        return self._host.prefix(id).ids
+
+    def pin_anchor(self, id: int, is_pinned: bool = True) -> None:
+        """Keep an anchor whatever comes, or no longer; behind the requests that are in the queue.
+
+        Raises:
+            RequestError: there is no such anchor, or pinned ones would take more than the budget.
+        """
+        self._act(lambda _: self._anchors.pin(id, is_pinned))
+
+    def delete_anchor(self, id: int) -> None:
+        """Forget an anchor, behind the requests that are in the queue.
+
+        Raises:
+            RequestError: there is no such anchor.
+        """
+        self._act(lambda _: self._anchors.delete(id))
+
+    def store(self, id: int) -> int:
+        """Copy an anchor to host memory, behind the requests that are in the queue; return the id of the prefix.
+
+        Raises:
+            RequestError: there is no such anchor, or host memory does not take it.
+        """
+        return self._act(lambda engine: self._to_host(engine, id))
+
+    def restore(self, id: int) -> int:
+        """Bring a prefix from host memory to the device, behind the requests that are in the queue.
+
+        A run that begins with it then starts from there without copying.
+
+        Returns:
+            The id of the anchor.
+
+        Raises:
+            RequestError: there is no such prefix, or it is on the device already.
+        """
+        return self._act(lambda engine: self._to_device(engine, id))
 
     def pin(self, id: int, is_pinned: bool = True) -> None:
         """Keep a prefix in host memory whatever comes, or no longer."""
@@ -226,14 +319,14 @@ class Prefixes:
 
     def clear(self) -> None:
         """Forget everything, behind the requests that are in the queue; returns when it is done."""
-        self._on_thread(self.forget)
+        self._act(lambda _: self.forget())
 
     def forget(self) -> None:
         """Forget everything, on the serving thread."""
         self._anchors.clear()
         self._host.clear()
 
-    def serve(self, on_thread: Callable[[Callable[[], None]], None]) -> None:
+    def serve(self, on_thread: Callable[[Callable[[Engine], Any]], Any]) -> None:
         """Let `on_thread` carry out on the serving thread what would disturb a run from another one."""
         self._on_thread = on_thread
 
@@ -246,6 +339,43 @@ class Prefixes:
         """Take over an anchor from elsewhere, a file for instance."""
         self._anchors.add(anchor)
         self._anchors.commit()
+
+    def _act(self, job: Callable[[Engine], _T]) -> _T:
+        assert self._on_thread is not None, "no server serves these prefixes"
+        done: _T = self._on_thread(job)
+        return done
+
+    def _to_host(self, engine: Engine, id: int) -> int:
+        anchor, host = self._anchors.get(id), self._host
+        n = len(anchor.ids)
+        if not host.budget_bytes:
+            raise RequestError("host memory keeps nothing; load the model with host_cache_mib=", param="id")
+        if n < host.floor:
+            raise RequestError(
+                f"anchor {id} has {n} tokens; host memory takes prefixes of {host.floor} and more, see "
+                "m.cache.policy.host_floor",
+                param="id",
+            )
+        if not host.wants(anchor.ids):
+            raise RequestError(f"the {n} tokens of anchor {id} are in host memory already", param="id")
+        arrays = engine.dump(anchor.snapshot)
+        stored = host.insert(anchor.ids, arrays)
+        if stored is None:
+            need = sum(array.nbytes for array in arrays.values()) / 2**20
+            raise RequestError(
+                f"anchor {id} takes {need:.1f} MiB; host memory has {host.budget_bytes / 2**20:.1f} MiB with what "
+                "is pinned. Unpin or delete one, or load with a larger host_cache_mib",
+                param="id",
+            )
+        return stored
+
+    def _to_device(self, engine: Engine, id: int) -> int:
+        prefix = self._host.prefix(id)
+        if self.of(prefix.ids) is not None:
+            raise RequestError(f"the {prefix.length} tokens of prefix {id} are on the device already", param="id")
+        anchor = Anchor(ids=prefix.ids, snapshot=engine.load(prefix.arrays, prefix.length))
+        self.adopt(anchor)
+        return anchor.id
 
     def _store(self, engine: Engine, prompt: Sequence[int]) -> None:
         """Put the longest beginning of the prompt that was marked into host memory, if it can be had."""

@@ -32,6 +32,7 @@ def recipe_of(request: Request, ids: Sequence[int]) -> Recipe:
         eos=tuple(sorted(request.eos)),
         constraint=None if request.constraint is None else request.constraint.to_json(),
         ids_sha256=digest(ids),
+        given=request.given,
     )
 
 
@@ -62,6 +63,7 @@ def request_of(recipe: Recipe, limits: Limits) -> Request:
         stops=recipe.stops,
         eos=frozenset(recipe.eos),
         constraint=None if recipe.constraint is None else Constraint.from_json(recipe.constraint),
+        given=recipe.given,
         limits=limits,
     )
 

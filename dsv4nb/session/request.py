@@ -19,7 +19,7 @@ from dsv4nb.encoding.render import Segment, render
 from dsv4nb.engine.logprobs import MAX_LOGPROBS
 from dsv4nb.engine.processors import Processor
 from dsv4nb.errors import PromptEmpty, PromptOverCeiling, RequestError
-from dsv4nb.events import Route
+from dsv4nb.events import Route, TokenLogprob
 from dsv4nb.session.functions import Toolset, tools_of
 from dsv4nb.session.limits import budget
 
@@ -137,6 +137,8 @@ class Request:
         logprobs: alternatives to report per token; None reports nothing.
         spec: how it speculates, None on a plain route.
         constraint: the grammar that the reply keeps to.
+        given: ids that the reply begins with, put there and not chosen; `max_new` counts them.
+        given_logprobs: one per given id, () when they are not reported.
         messages: the conversation that was rendered, () for a prompt given as ids.
         limits: of the model it was checked against.
         marks: (label, reading of the monotonic clock) of the checks.
@@ -152,6 +154,8 @@ class Request:
     logprobs: int | None = None
     spec: SpecConfig | None = None
     constraint: Constraint | None = field(default=None, repr=False)
+    given: tuple[int, ...] = ()
+    given_logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
     messages: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     limits: Limits | None = field(default=None, repr=False)
     marks: tuple[tuple[str, float], ...] = field(default=(), repr=False, compare=False)
@@ -179,13 +183,7 @@ def prepare(
         EncodingError: the messages cannot be rendered.
     """
     marks = [("called", time.monotonic())]
-    config = sampler_config(options, limits.sampler)
-    Processor(config, (), limits.vocab_size)  # refuses a bias of an id that there is not
-    spec = spec_config(options, config, limits)
-    stops = _stops(options.stop)
-    ends = _ids("stop_token_ids", options.stop_token_ids, limits.vocab_size)
-    max_new = limits.max_seq if options.max_new is None else _integer("max_new", options.max_new, low=0)
-    logprobs = None if options.logprobs is None else _logprobs(options.logprobs)
+    settings = settings_of(options, limits)
     source = _one_of(prompt=prompt, messages=messages, prompt_ids=prompt_ids)
     rule = _rule(options)
     rendered: list[dict[str, Any]] = []
@@ -214,19 +212,70 @@ def prepare(
         compile_constraint(rule, tokens)  # a grammar that cannot be is refused here
     return Request(
         prompt=tuple(ids),
-        max_new=budget(len(ids), max_new, limits.max_seq),
-        config=config,
+        max_new=budget(len(ids), settings.max_new, limits.max_seq),
+        config=settings.config,
         is_thinking=is_thinking,
         has_tools=_has_tools(rendered),
-        stops=stops,
-        eos=frozenset({tokens.eos_id, *ends}),
-        logprobs=logprobs,
-        spec=spec,
+        stops=settings.stops,
+        eos=frozenset({tokens.eos_id, *settings.ends}),
+        logprobs=settings.logprobs,
+        spec=settings.spec,
         constraint=rule,
         messages=tuple(rendered),
         limits=limits,
         marks=tuple(marks),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a request asks for besides its prompt, checked; fields as of `Request`.
+
+    Attributes:
+        ends: ids that end the reply, besides the tokenizer's own.
+        max_new: as asked; the prompt may leave less.
+    """
+
+    config: SamplerConfig
+    spec: SpecConfig | None
+    stops: tuple[str, ...]
+    ends: tuple[int, ...]
+    max_new: int
+    logprobs: int | None
+
+
+def settings_of(options: Options, limits: Limits) -> Settings:
+    """Check the numbers of a request; the first bad one is named.
+
+    Raises:
+        RequestError: a value is not understood, outside its range, or would have no effect.
+    """
+    config = sampler_config(options, limits.sampler)
+    Processor(config, (), limits.vocab_size)  # refuses a bias of an id that there is not
+    return Settings(
+        config=config,
+        spec=spec_config(options, config, limits),
+        stops=_stops(options.stop),
+        ends=tuple(_ids("stop_token_ids", options.stop_token_ids, limits.vocab_size)),
+        max_new=limits.max_seq if options.max_new is None else _integer("max_new", options.max_new, low=0),
+        logprobs=None if options.logprobs is None else _logprobs(options.logprobs),
+    )
+
+
+def check_options(options: Options, limits: Limits) -> None:
+    """Check what a chat's turns are going to ask for; an effort is that of its thinking turns.
+
+    Raises:
+        RequestError, EncodingError: a turn with these options would be refused whatever is asked.
+    """
+    settings_of(options, limits)
+    for name in ("thinking", "trust_text"):
+        _flag(name, getattr(options, name))
+    reasoning(options.effort, revision=limits.revision, thinking=True)
+    if options.max_prompt_tokens is not None:
+        _integer("max_prompt_tokens", options.max_prompt_tokens, low=1)
+    _system(options)
+    _rule(options)
 
 
 def conversation(
@@ -242,18 +291,22 @@ def conversation(
         given: Any = [{"role": "user", "content": prompt}]
     else:
         given = messages
-    if options.system is not None:
-        if not isinstance(options.system, str):
-            raise RequestError(f"system is {type(options.system).__name__}; it must be text", param="system")
+    if (system := _system(options)) is not None:
         if isinstance(given, str) and given:
             given = [{"role": "user", "content": given}]
         if isinstance(given, list | tuple):  # anything else is refused below
             if given and isinstance(given[0], Mapping) and given[0].get("role") in ("system", "developer"):
                 raise RequestError("messages begin with a system message; leave out system=", param="system")
-            given = [{"role": "system", "content": options.system}, *given]
+            given = [{"role": "system", "content": system}, *given]
     choice = options.tool_choice
     tools = None if options.tools is None or choice == "none" else toolset(options).schemas
     return normalize(given, tools=tools, response_format=options.response_format)
+
+
+def _system(options: Options) -> str | None:
+    if not isinstance(options.system, str | None):
+        raise RequestError(f"system is {type(options.system).__name__}; it must be text", param="system")
+    return options.system
 
 
 def toolset(options: Options) -> Toolset:

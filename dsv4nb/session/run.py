@@ -9,6 +9,7 @@ from dsv4nb.engine.protocol import Cancelled, Engine
 from dsv4nb.engine.speculate import Speculator
 from dsv4nb.events import Done, PromptProgress, PromptUsage, Reuse, SpecUsage, Timings, TokenSnapshot
 from dsv4nb.session.choosing import Chooser
+from dsv4nb.session.continuing import before_end
 from dsv4nb.session.emission import Emission
 from dsv4nb.session.journal import Journal
 from dsv4nb.session.live import Live
@@ -54,16 +55,22 @@ def run(
     """
     request, marks = journal.request, journal.marks
     marks.mark(STARTED)
-    live = Live(engine, request.prompt, prefixes if journal.may_reuse else None, journal.ledger)
+    given = before_end(request)
+    prompt = (*request.prompt, *given)
+    live = Live(engine, prompt, prefixes if journal.may_reuse else None, journal.ledger)
     try:
         reuse = _reuse(live.decision)
-        journal.append(PromptUsage(n_prompt=len(request.prompt), n_cached=reuse.length, reuse=reuse))
+        usage = PromptUsage(n_prompt=len(prompt), n_cached=reuse.length, reuse=reuse, n_given=len(given))
+        journal.append(usage)
         emission = Emission(request, tokens, journal.append)
         chooser = Chooser(request, tokens, engine.vocab_size)
+        emission.accept(request.given, request.given_logprobs or None)
+        for token in given:
+            chooser.push(token)
         speaking = Speaking(live, chooser, emission, journal, tokens, speculator or Speculator(engine))
         _speak(speaking, live, emission, journal, place)
         emission.finish()
-        if emission.ids or emission.stop_reason != "cancelled":
+        if len(emission.ids) > len(given) or emission.stop_reason != "cancelled":
             live.keep()
     finally:
         live.close()
@@ -73,8 +80,8 @@ def run(
     assert emission.stop_reason is not None
     done = Done(
         stop_reason=emission.stop_reason,
-        n_tokens=len(emission.ids),
-        n_prompt=len(request.prompt),
+        n_tokens=max(0, len(emission.ids) - len(given)),
+        n_prompt=len(prompt),
         n_cached=reuse.length,
         queue_s=timings.queue_s,
         elapsed_s=timings.prepare_s + time.monotonic() - journal.started_at,
@@ -92,7 +99,7 @@ def run(
 
 def _speak(speaking: Speaking, live: Live, emission: Emission, journal: Journal, place: Place) -> None:
     """Read the prompt and make tokens until the reply ends or is cancelled."""
-    total = len(journal.request.prompt)
+    total = live.n_prompt
 
     def moved(done: int) -> None:
         place.move(done)
@@ -103,7 +110,7 @@ def _speak(speaking: Speaking, live: Live, emission: Emission, journal: Journal,
         row = live.begin(keep_at=journal.keep_at, should_stop=lambda: journal.is_cancelled, on_progress=moved)
         journal.marks.mark(PREFILLED)
         place.phase = "decode"
-        if not journal.is_cancelled:
+        if emission.stop_reason is None and not journal.is_cancelled:
             place.move(live.pos)
             speaking.first(row)
             journal.settle()
@@ -112,7 +119,7 @@ def _speak(speaking: Speaking, live: Live, emission: Emission, journal: Journal,
             speaking.go_on()
             journal.settle()
     except Cancelled:
-        pass
+        emission.stop_reason = "cancelled"  # also when what was given ends the reply: it was not read
     if emission.stop_reason is None:
         emission.stop_reason = "cancelled"
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dsv4nb.engine.protocol import Engine
-from dsv4nb.events import ToolCall, ToolResult
-from dsv4nb.rounds import Rounds
 from dsv4nb.session.anchors import Anchor
 from dsv4nb.session.archive import Archive, ArchiveError, check_compatible, read_archive, write_archive
 from dsv4nb.session.chat import Chat
 from dsv4nb.session.prefixes import Prefixes
-from dsv4nb.session.request import Limits, Options, toolset
+from dsv4nb.session.request import Limits, Options
+from dsv4nb.session.saved_options import options_from_json, options_to_json
+from dsv4nb.session.saved_turns import tree_from_json, turns_to_json
 from dsv4nb.session.server import Server
-from dsv4nb.session.tree import Node, Tree, Turn
+from dsv4nb.session.tree import Tree
 
 KIND = "chat"
 _LOGITS = "logits"
@@ -61,8 +60,8 @@ def save_chat(chat: Chat, path: str | os.PathLike[str], server: Server, limits: 
         "layout": layout,
         "ledger": list(state.ledger) if arrays else [],
         "thinking": chat.thinking,
-        "options": _options_to_json(state.options),
-        "turns": [_node_to_json(node) for node in state.nodes],
+        "options": options_to_json(state.options),
+        "turns": turns_to_json(state.nodes),
         "head": state.head.number if state.head else 0,
     }
     return write_archive(path, Archive(manifest=manifest, arrays=arrays))
@@ -84,8 +83,8 @@ def read_chat(
     if manifest["kind"] != KIND:
         raise ArchiveError("foreign", f"{path} holds a {manifest['kind']}, not a chat")
     try:
-        options = _options_from_json(manifest["options"])
-        tree = _tree_from_json(manifest["turns"], manifest["head"])
+        options = options_from_json(manifest["options"])
+        tree = tree_from_json(manifest["turns"], manifest["head"])
         ledger, thinking = tuple(manifest["ledger"]), bool(manifest["thinking"])
     except (KeyError, TypeError, ValueError) as error:
         raise ArchiveError("damaged", f"{path} holds no chat that can be read: {error!r}") from error
@@ -117,62 +116,3 @@ def _row(arrays: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> npt.NDArray
     if row is not None and (row.shape != (vocab_size,) or row.dtype != np.float32):
         raise ArchiveError("damaged", f"the logits are {row.dtype} {list(row.shape)}; expected float32 [{vocab_size}]")
     return row
-
-
-def _options_to_json(options: Options) -> dict[str, Any]:
-    """Return what differs from the defaults; functions become declarations."""
-    defaults = Options()
-    out = {f.name: getattr(options, f.name) for f in fields(Options)}
-    out = {name: value for name, value in out.items() if value != getattr(defaults, name)}
-    if "tools" in out:
-        out["tools"] = toolset(options).schemas
-    if "logit_bias" in out:  # JSON has neither whole numbers as keys nor an infinity
-        out["logit_bias"] = [[int(token), repr(float(bias))] for token, bias in dict(out["logit_bias"]).items()]
-    return out
-
-
-def _options_from_json(raw: Mapping[str, Any]) -> Options:
-    known = {f.name for f in fields(Options)}
-    if unknown := set(raw) - known:
-        raise ValueError(f"unknown options {', '.join(sorted(unknown))}")
-    bias = {int(token): float(value) for token, value in raw.get("logit_bias", ())}
-    return Options(**{**raw, **({"logit_bias": bias} if bias else {})})
-
-
-def _node_to_json(node: Node) -> dict[str, Any]:
-    return {
-        "parent": node.parent.number if node.parent else 0,
-        "turn": asdict(replace(node.turn, rounds=Rounds())) | {"rounds": node.turn.rounds.to_dicts()},
-        "messages": list(map(dict, node.messages)),
-    }
-
-
-def _tree_from_json(turns: Sequence[Mapping[str, Any]], head: int) -> Tree:
-    """Return the tree; a turn follows one that was written down before it."""
-    nodes: list[Node] = []
-    for number, raw in enumerate(turns, 1):
-        parent = raw["parent"]
-        if not 0 <= parent < number:
-            raise ValueError(f"turn {number} follows turn {parent}")
-        nodes.append(
-            Node(
-                number=number,
-                parent=nodes[parent - 1] if parent else None,
-                turn=_turn_from_json(raw["turn"]),
-                messages=tuple(raw["messages"]),
-            )
-        )
-    if not 0 <= head <= len(nodes):
-        raise ValueError(f"the chat stands at turn {head} of {len(nodes)}")
-    return Tree(nodes, nodes[head - 1] if head else None)
-
-
-def _turn_from_json(raw: Mapping[str, Any]) -> Turn:
-    turn = Turn(**raw)
-    return replace(
-        turn,
-        calls=tuple(ToolCall(**call) for call in raw["calls"]),
-        results=tuple(ToolResult(**result) for result in raw["results"]),
-        rounds=Rounds.from_dicts(raw.get("rounds", ())),
-        marks=tuple((int(reasoning), int(text)) for reasoning, text in raw.get("marks", ())),
-    )

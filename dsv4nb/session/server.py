@@ -6,42 +6,31 @@ import contextlib
 import logging
 import queue
 import threading
-import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.engine.speculate import Speculator
-from dsv4nb.errors import Dsv4Error, EngineDead, EngineError, ModelClosed, Overloaded
+from dsv4nb.errors import Dsv4Error, EngineDead, EngineError, ModelClosed, Overloaded, RequestError
 from dsv4nb.events import Timings
 from dsv4nb.session.journal import Journal
-from dsv4nb.session.log import OnEnd, State
+from dsv4nb.session.log import OnEnd
 from dsv4nb.session.prefixes import Prefixes
 from dsv4nb.session.request import ChatTokens, Request
 from dsv4nb.session.run import Place, run
 from dsv4nb.session.switching import brisk_switching
+from dsv4nb.session.waiting import Past, Tally, Waiting
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 JOIN_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """One request that has not ended.
-
-    Attributes:
-        waited_s: since it was submitted.
-    """
-
-    state: State
-    n_prompt: int
-    waited_s: float
+KEPT_PAST = 50  # requests that have ended and are still told of
 
 
 class Server:
@@ -56,13 +45,16 @@ class Server:
         self.prefixes = prefixes or Prefixes()
         self.speculator = Speculator(engine)
         self._queue: queue.SimpleQueue[Journal | Callable[[], None] | None] = queue.SimpleQueue()
-        self._open: dict[Journal, None] = {}  # queued or running, in order
+        self._open: dict[Journal, Tally] = {}  # queued or running, in order
+        self._past: deque[Past] = deque(maxlen=KEPT_PAST)
+        self._submitted = 0
+        self._on_change: tuple[Callable[[], None], ...] = ()
         self._dead: EngineDead | None = None
         self.timings: Timings | None = None  # of the last run that ended well
         self._lock = threading.RLock()  # a forgotten handle may be closed wherever garbage is collected
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name=f"dsv4nb-serve-{name}", daemon=True)
-        self.prefixes.serve(lambda job: self.do(lambda engine, prefixes: job()))
+        self.prefixes.serve(lambda job: self.do(lambda engine, prefixes: job(engine)))
         self._thread.start()
 
     def submit(self, request: Request, on_end: OnEnd | None = None, **options: Any) -> Journal:
@@ -78,8 +70,10 @@ class Server:
         journal = Journal(request, on_end, **options)
         with self._lock:
             self._require_alive()
-            self._open[journal] = None
+            self._submitted += 1
+            self._open[journal] = Tally(self._submitted, journal)
             self._queue.put(journal)
+        self._changed()
         return journal
 
     def do(self, job: Callable[[Engine, Prefixes], Result]) -> Result:
@@ -103,13 +97,56 @@ class Server:
         if self._dead is not None:
             raise EngineDead(str(self._dead))
 
-    def queue(self) -> list[Waiting]:
-        """Return the requests that have not ended, in the order in which they run."""
-        now = time.monotonic()
-        return [
-            Waiting(state=journal.state, n_prompt=len(journal.request.prompt), waited_s=now - journal.submitted_at)
-            for journal in self._unfinished()
-        ]
+    def queue(self, most: int | None = None) -> list[Waiting]:
+        """Return the requests that have not ended, in the order in which they run; the first `most` of them."""
+        with self._lock:
+            tallies = [tally for journal, tally in self._open.items() if not journal.is_finished]
+        return [tally.waiting() for tally in tallies[:most]]
+
+    def queue_length(self) -> int:
+        """Return how many requests have not ended."""
+        return len(self._unfinished())
+
+    def past(self) -> list[Past]:
+        """Return the last requests that have ended, the latest first."""
+        with self._lock:
+            # one that was cancelled in the queue is there until its turn
+            tallies = [tally for journal, tally in self._open.items() if journal.is_finished]
+            told = list(self._past)
+        return sorted([*told, *(tally.past() for tally in tallies)], key=lambda past: past.id, reverse=True)
+
+    def cancel(self, number: int) -> None:
+        """Cancel the request with this id; one that is queued never starts.
+
+        Raises:
+            RequestError: none with this id is queued or running.
+        """
+        with self._lock:
+            found = [journal for journal, tally in self._open.items() if tally.number == number]
+        if not found or found[0].is_finished:
+            raise RequestError(
+                f"request {number} is not in the queue; it has ended, or there never was one", param="id"
+            )
+        found[0].cancel()
+
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback()` after a request came or ended, on the thread where it did; it must not block.
+
+        Returns:
+            A function that ends this.
+        """
+        with self._lock:
+            self._on_change = (*self._on_change, callback)
+
+        def remove() -> None:
+            with self._lock:
+                self._on_change = tuple(other for other in self._on_change if other is not callback)
+
+        return remove
+
+    def _changed(self) -> None:
+        for callback in self._on_change:
+            callback()
 
     def place(self, journal: Journal) -> int | None:
         """Return how many requests run before `journal`: 0 for the one that runs or is next, None once it has ended."""
@@ -136,6 +173,8 @@ class Server:
             self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_S)
+        with contextlib.suppress(Exception):  # of a screen that shows the queue
+            self._changed()
 
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -154,7 +193,9 @@ class Server:
         if journal.start():
             self._attempt(journal)
         with self._lock:
-            self._open.pop(journal, None)
+            self._past.append(self._open.pop(journal).past())
+        with contextlib.suppress(Exception):  # of a screen that shows the queue
+            self._changed()
 
     def _attempt(self, journal: Journal) -> None:
         """The one broad handler: whatever goes wrong becomes the last event of its own run."""
@@ -162,7 +203,7 @@ class Server:
         try:
             if self._dead is not None:
                 raise EngineDead(str(self._dead))
-            with brisk_switching():
+            with _tapped(self._engine, journal), brisk_switching():
                 self.timings = run(self._engine, self._tokens, journal, place, self.prefixes, self.speculator)
         except BaseException as error:
             logger.debug("a run failed kind=%s", type(error).__name__, exc_info=error)
@@ -172,6 +213,15 @@ class Server:
                 self._dead = typed
             with contextlib.suppress(BaseException):  # of whoever listens for the end
                 journal.fail(typed)
+
+
+def _tapped(engine: Engine, journal: Journal) -> AbstractContextManager[None]:
+    """Let a run's taps see its forwards."""
+    if journal.taps is None:
+        return contextlib.nullcontext()
+    from dsv4nb.engine.taps import tapped  # brings torch
+
+    return tapped(engine, journal.taps)
 
 
 def _carry_out(work: Future[Result], job: Callable[[], Result]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dsv4nb.errors import RequestError
-from dsv4nb.events import StopReason, ToolCall, ToolResult
+from dsv4nb.events import Done, StopReason, TokenLogprob, ToolCall, ToolResult
 from dsv4nb.rounds import Rounds
+from dsv4nb.session.request import Options
 
 _SHOWN = 60  # characters of a message in the drawing
 
@@ -23,6 +24,11 @@ class Turn:
         n_reasoning: tokens of the reasoning.
         n_cached: prompt tokens that were not computed again.
         rounds: of speculation, of all its runs; `marks` are the characters of reasoning and text before each of them.
+        runs: how each of its runs ended: sampler values, route, timings; () when it failed or was not run here.
+        ids: of the reply, of its last run where it made calls; () when it came as text. The first `n_given` of them
+            were given, not chosen.
+        logprobs: one per id, when the turn asked for them.
+        options: what it asked for, None when it was not run here.
         error: why it failed; such a turn is not part of the history.
     """
 
@@ -39,7 +45,18 @@ class Turn:
     seconds: float = 0.0
     rounds: Rounds = field(default_factory=Rounds, repr=False)
     marks: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    runs: tuple[Done, ...] = field(default=(), repr=False)
+    ids: tuple[int, ...] = field(default=(), repr=False)
+    n_given: int = 0
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
+    options: Options | None = field(default=None, repr=False)
     error: str | None = None
+
+    @property
+    def reasoning_s(self) -> float | None:
+        """Seconds that its runs reasoned, None when nobody measured."""
+        measured = [run.timings.reasoning_s for run in self.runs if run.timings.reasoning_s is not None]
+        return sum(measured) if measured else None
 
     def before(self, round: int) -> Turn:
         """Return the turn as if it had been stopped before one of its rounds, counted from 0.
@@ -57,17 +74,28 @@ class Turn:
             raise RequestError(f"round is {round!r}; the turn has {has}", param="round")
         n_reasoning, n_text = self.marks[round]
         kept = self.rounds[:round]
+        n_tokens = 1 + sum(one.emitted for one in kept)
         return replace(
             self,
             reasoning=self.reasoning[:n_reasoning],
             text=self.text[:n_text],
             tool="",
             stop_reason="cancelled",
-            n_tokens=1 + sum(one.emitted for one in kept),
+            n_tokens=n_tokens,
             n_reasoning=None,
             rounds=kept,
             marks=self.marks[:round],
+            runs=tuple(_stopped(run, n_tokens) for run in self.runs),
+            ids=self.ids[: self.n_given + n_tokens],
+            logprobs=self.logprobs[: self.n_given + n_tokens],
         )
+
+
+def _stopped(run: Done, n_tokens: int) -> Done:
+    """Return the end of a run as if it had been stopped; how long that would have taken nobody knows."""
+    marks = tuple(mark for mark in run.timings.marks if mark[0] != "ended")
+    timings = replace(run.timings, decode_s=None, reasoning_s=None, marks=marks)
+    return replace(run, stop_reason="cancelled", n_tokens=n_tokens, timings=timings, spec=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,6 +135,17 @@ class Branches:
         parents = {id(node.parent) for node in self.nodes}
         return [node for node in self.nodes if id(node) not in parents]
 
+    def path(self) -> list[tuple[Node, list[int]]]:
+        """Return the nodes of the current branch, each with the numbers of those that stand in its place, its own too.
+
+        They are in the order of time.
+        """
+        siblings: dict[int, list[int]] = {}
+        for node in self.nodes:
+            siblings.setdefault(node.parent.number if node.parent else 0, []).append(node.number)
+        nodes = self.head.path() if self.head else []
+        return [(node, siblings[node.parent.number if node.parent else 0]) for node in nodes]
+
     def __len__(self) -> int:
         return len(self.leaves)
 
@@ -141,7 +180,29 @@ class Tree:
 
     def __init__(self, nodes: Sequence[Node] = (), head: Node | None = None) -> None:
         self._nodes = list(nodes)
+        self._left_at: dict[int, Node] = {}  # number of a turn -> where its branch was left last
         self.head = head
+
+    @property
+    def head(self) -> Node | None:
+        """The turn that the next one follows, None before the first."""
+        return self._head
+
+    @head.setter
+    def head(self, node: Node | None) -> None:
+        self._head = node
+        for passed in node.path() if node else ():
+            self._left_at[passed.number] = node  # type: ignore[assignment]
+
+    def left_at(self, node: Node) -> Node:
+        """Return where the branch of `node` was left last; its newest end when nobody has been there."""
+        if node.number in self._left_at:
+            return self._left_at[node.number]
+        behind = {node.number: node}
+        for other in self._nodes[node.number :]:  # a turn comes after the one that it follows
+            if other.parent is not None and other.parent.number in behind:
+                behind[other.number] = other
+        return list(behind.values())[-1]
 
     @property
     def path(self) -> list[Node]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsv4nb.events import ToolCall, ToolResult
 
-CardState = Literal["running", "answered", "not_run", "failed", "unanswered"]
+CardState = Literal["waiting", "running", "answered", "not_run", "failed", "unanswered"]
 
 _LINE = 60  # characters of arguments that stay on one line, and of a result that its fold shows
 _LONG = 12  # lines of arguments, from which on they are folded
-_STATUS = {"running": "running…", "answered": "answered", "unanswered": "no result"}
+_STATUS = {
+    "waiting": "waits for your approval",
+    "running": "running…",
+    "answered": "answered",
+    "unanswered": "no result",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +26,16 @@ class Card:
     """A call and what it came to.
 
     Attributes:
+        id: of the call.
         arguments: JSON, as it was run or else as the model wrote it.
-        state: running: it has no result yet; unanswered: nor will it get one in this turn; not_run: it was declined,
-            or the turn was stopped.
+        state: waiting: for a person to approve it; running: it has no result yet; unanswered: nor will it get one in
+            this turn; not_run: it was declined, or the turn was stopped.
         reason: why it failed or was not run, "" otherwise.
         result: what the model reads.
     """
 
     name: str
+    id: str = ""
     arguments: str
     state: CardState
     reason: str = ""
@@ -69,6 +76,7 @@ class Card:
     def jsonable(self) -> dict[str, Any]:
         """Return what a page shows."""
         return {
+            "id": self.id,
             "name": self.name,
             "arguments": self.pretty,
             "is_long": self.is_long,
@@ -82,15 +90,18 @@ class Card:
         return f"[Call] {self.name}({self.arguments}){f' → {self.result}' if self.result else ''}"
 
 
-def card_of(call: ToolCall, result: ToolResult | None, *, is_over: bool) -> Card:
+def card_of(call: ToolCall, result: ToolResult | None, *, is_over: bool, waits: bool = False) -> Card:
     """Return a call with its result, if there is one.
 
     Args:
         is_over: whether its turn has ended.
+        waits: whether it waits for a person.
     """
     if result is None:
-        return Card(name=call.name, arguments=call.arguments, state="unanswered" if is_over else "running")
+        state: CardState = "unanswered" if is_over else "waiting" if waits else "running"
+        return Card(id=call.id, name=call.name, arguments=call.arguments, state=state)
     return Card(
+        id=call.id,
         name=call.name,
         arguments=result.arguments or call.arguments,
         state=_state(result),
@@ -99,10 +110,16 @@ def card_of(call: ToolCall, result: ToolResult | None, *, is_over: bool) -> Card
     )
 
 
-def cards_of(calls: Sequence[ToolCall], results: Sequence[ToolResult], *, is_over: bool) -> tuple[Card, ...]:
-    """Return a card per call, in their order."""
+def cards_of(
+    calls: Sequence[ToolCall], results: Sequence[ToolResult], *, is_over: bool, waiting: Collection[str] = ()
+) -> tuple[Card, ...]:
+    """Return a card per call, in their order.
+
+    Args:
+        waiting: ids of those that wait for a person.
+    """
     answers = {result.id: result for result in results}
-    return tuple(card_of(call, answers.get(call.id), is_over=is_over) for call in calls)
+    return tuple(card_of(call, answers.get(call.id), is_over=is_over, waits=call.id in waiting) for call in calls)
 
 
 def _state(result: ToolResult) -> CardState:

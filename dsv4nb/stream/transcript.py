@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from dsv4nb.events import Channel, Done, Event, Failed, PromptUsage, Round, StopReason, Token, ToolCall, ToolResult
 from dsv4nb.rounds import Rounds
 from dsv4nb.stream.calls import Card, cards_of
+from dsv4nb.stream.facts import RunFacts, run_facts
 
 _FENCE = re.compile(r"^ {0,3}```", re.MULTILINE)
 
@@ -20,6 +21,8 @@ _WRAP = "white-space:pre-wrap;margin:.4em 0"
 _CARD = "margin:.6em 0;padding:.4em .8em;border:1px solid #8888;border-radius:6px"
 _CODE = "padding:.4em;margin:.2em 0;white-space:pre-wrap"
 
+# the footer has them; a page knows what runs, and asks for the times of a turn when a reader wants them
+_UNTOLD = ("speculated", "note", "is_running", "runs")
 INCOMPLETE = "An incomplete tool call"
 
 
@@ -45,9 +48,13 @@ class TurnLike(Protocol):
     @property
     def n_reasoning(self) -> int | None: ...
     @property
+    def reasoning_s(self) -> float | None: ...
+    @property
     def n_cached(self) -> int: ...
     @property
     def rounds(self) -> Rounds: ...
+    @property
+    def runs(self) -> tuple[Done, ...]: ...
     @property
     def seconds(self) -> float: ...
     @property
@@ -62,10 +69,13 @@ class Entry:
         is_calling: whether the model began to write a call, and none is complete.
         stop_reason: None while it runs or when it failed.
         n_reasoning: tokens of the reasoning, None when nobody counted.
+        reasoning_s: from the first token to the end of the reasoning, None while it runs or when nobody measured.
         n_cached: prompt tokens that were not computed again.
         seconds: 0 while it runs.
         speculated: how, in words; "" when no round was played.
         note: why it was not speculated, or no longer; "" when there is nothing to say.
+        runs: what each of its runs cost; () while it runs or when it failed.
+        is_running: whether it was not over when this was written down.
         error: why it failed, "" otherwise.
     """
 
@@ -77,10 +87,13 @@ class Entry:
     stop_reason: StopReason | None = None
     n_tokens: int = 0
     n_reasoning: int | None = None
+    reasoning_s: float | None = None
     n_cached: int = 0
     seconds: float = 0.0
     speculated: str = ""
     note: str = ""
+    runs: tuple[RunFacts, ...] = ()
+    is_running: bool = False
     error: str = ""
 
     @property
@@ -88,34 +101,39 @@ class Entry:
         """The line above the folded reasoning."""
         if self.n_reasoning is None:
             return "Thoughts"
-        return f"Thought for {self.n_reasoning} token{'s' * (self.n_reasoning != 1)}"
+        thought = f"Thought for {self.n_reasoning} token{'s' * (self.n_reasoning != 1)}"
+        return f"{thought}, {self.reasoning_s:.1f} s" if (self.reasoning_s or 0) >= 0.05 else thought
 
     @property
     def mark(self) -> str:
         """How it ended, in words, "" when there is nothing to say."""
         if self.error:
             return f"Failed: {self.error}"
+        if self.is_running:
+            return "Not finished when this was saved"
         return {"cancelled": "Stopped", "length": "Reached the token limit"}.get(self.stop_reason or "", "")
 
     @property
     def pace(self) -> str:
-        """Tokens, speed and how it was speculated, "" while nothing is known."""
+        """Tokens, speed, how it was speculated and chosen, the first token; "" while nothing is known."""
         if not self.n_tokens:
             return ""
         told = [f"{self.n_tokens} token{'s' * (self.n_tokens != 1)}"]
         told += [f"{self.n_cached} cached"] if self.n_cached else []
         told += [f"{self.n_tokens / self.seconds:.1f} tok/s"] if self.seconds > 0 else []
         told += [", then ".join(filter(None, (self.speculated, self.note)))]
+        told += [self.runs[-1].choice, self.runs[0].first_token] if self.runs else []
         return " · ".join(filter(None, told))
 
     def jsonable(self) -> dict[str, Any]:
         """Return what a page shows, as a plain dict; `footer` is the pace in words."""
-        plain = {name: value for name, value in asdict(self).items() if name not in ("speculated", "note")}
-        return plain | {"cards": [card.jsonable() for card in self.cards], "footer": self.pace}
+        told = {name: value for name, value in asdict(replace(self, cards=(), runs=())).items() if name not in _UNTOLD}
+        cards = [card.jsonable() for card in self.cards]
+        return told | {"cards": cards, "is_timed": self.runs != (), "footer": self.pace}
 
 
 def entry_of(turn: TurnLike) -> Entry:
-    """Return a remembered turn as an entry; why it was not speculated no turn remembers."""
+    """Return a remembered turn as an entry."""
     return Entry(
         user=turn.user,
         reasoning=turn.reasoning,
@@ -125,15 +143,22 @@ def entry_of(turn: TurnLike) -> Entry:
         stop_reason=turn.stop_reason,
         n_tokens=turn.n_tokens,
         n_reasoning=turn.n_reasoning,
+        reasoning_s=turn.reasoning_s,
         n_cached=turn.n_cached,
         seconds=turn.seconds,
         speculated=_speculated(turn.rounds),
+        note=turn.runs[-1].spec_note if turn.runs else "",
+        runs=tuple(map(run_facts, turn.runs)),
         error=str(turn.error or ""),
     )
 
 
-def entry_from_events(user: str, events: Sequence[Event]) -> Entry:
-    """Return the entry that `events` have built so far; a run that is over is `ended_entry`'s."""
+def entry_from_events(user: str, events: Sequence[Event], waiting: Collection[str] = ()) -> Entry:
+    """Return the entry that `events` have built so far; a run that is over is `ended_entry`'s.
+
+    Args:
+        waiting: ids of the calls that wait for a person.
+    """
     parts: dict[Channel, list[str]] = {"content": [], "reasoning": [], "tool": [], "hidden": []}
     for event in events:
         if isinstance(event, Token):
@@ -144,7 +169,7 @@ def entry_from_events(user: str, events: Sequence[Event]) -> Entry:
         user=user,
         reasoning="".join(parts["reasoning"]),
         text="".join(parts["content"]),
-        cards=cards_of(calls, results, is_over=False),
+        cards=cards_of(calls, results, is_over=False, waiting=waiting),
         is_calling=any(parts["tool"]) and not calls,
         n_tokens=sum(map(len, parts.values())),
         n_reasoning=len(parts["reasoning"]),
@@ -167,8 +192,10 @@ def ended_entry(user: str, events: Sequence[Event]) -> Entry:
                 entry,
                 stop_reason=done.stop_reason,
                 n_tokens=done.n_tokens,
+                reasoning_s=done.timings.reasoning_s,
                 seconds=done.elapsed_s,
                 note=done.spec_note,
+                runs=(run_facts(done),),
             )
         case Failed() as failed:
             return replace(entry, error=failed.message)

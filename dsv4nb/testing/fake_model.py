@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dsv4nb.config import SamplerConfig, SpecConfig
+from dsv4nb.engine.protocol import Engine
+from dsv4nb.handle import Model, Parts
 from dsv4nb.info import Capabilities, LoadInfo
-from dsv4nb.model import Model, Parts
 from dsv4nb.session.limits import room
-from dsv4nb.session.request import Limits
+from dsv4nb.session.request import ChatTokens, Limits
 from dsv4nb.session.server import Server
 from dsv4nb.testing.fake_engine import FakeEngine, FakeTokenizer
 
@@ -52,40 +53,43 @@ def fake_model(
         weights="a script",
         arithmetic="none",
     )
-    server = Server(engine, tokens, name)
-    info = _info(name, max_seq, tokens.vocab_size)
+    return model_of(Server(engine, tokens, name), engine, tokens, limits, provenance="a script")
+
+
+def model_of(server: Server, engine: Engine, tokens: ChatTokens, limits: Limits, *, provenance: str) -> Model:
+    """Return a handle on an engine that is none of a checkpoint's."""
     caps = Capabilities(
         efforts=("low", "high", "max"),
-        context_length=max_seq,
-        max_prompt=room(max_seq),
+        context_length=limits.max_seq,
+        max_prompt=room(limits.max_seq),
         n_vocab=tokens.vocab_size,
         recommended={},
     )
-    parts = Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info, caps=caps)
-    return Model(parts, server.close)
+    info = _info(limits, provenance)
+    return Model(Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info, caps=caps), server.close)
 
 
-def _info(name: str, max_seq: int, vocabulary: int) -> LoadInfo:
+def _info(limits: Limits, provenance: str) -> LoadInfo:
     return LoadInfo(
-        name=name,
+        name=limits.model,
         path="",
-        provenance="a script",
+        provenance=provenance,
         layers="0",
         hidden=0,
         heads=0,
         experts="none",
         window=0,
-        vocabulary=vocabulary,
+        vocabulary=limits.vocab_size,
         weights="no weights",
         bits_per_weight=0.0,
         n_weights=0,
         disk_bytes=0,
-        encoding="v0731 (by definition)",
-        contract="none",
+        encoding=f"{limits.revision} (by definition)",
+        contract=limits.arithmetic,
         defaults="temperature 1, top_p 1 (by definition)",
         drafter="absent",
-        max_seq=max_seq,
-        max_seq_declared=max_seq,
+        max_seq=limits.max_seq,
+        max_seq_declared=limits.max_seq,
         device="CPU",
         threads=1,
         load_s=0.0,

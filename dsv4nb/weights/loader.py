@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dsv4nb.checkpoint.config import DSPARK_STAGES, LayerKind, ModelConfig
+from dsv4nb.checkpoint.headers import TensorEntry
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.errors import CheckpointError, NotEnoughMemory
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8, unpack_nvfp4
+from dsv4nb.weights.progress import LoadStep, Progress
 from dsv4nb.weights.reader import Reader
 from dsv4nb.weights.store import (
     AttentionWeights,
@@ -31,8 +34,6 @@ from dsv4nb.weights.store import (
 )
 
 ROUTER_ROWS = 8  # the router's matrix is padded to a multiple of this
-
-Progress = Callable[[int, int], None]
 
 
 def load_weights(
@@ -50,7 +51,7 @@ def load_weights(
     Args:
         drafter: read the drafter where there is one.
         device: where the tensors go.
-        on_progress: called with (bytes read, bytes in all) after each layer.
+        on_progress: called after each tensor; what it raises ends the load, and nothing stays allocated.
         memory_bytes: what the weights may take; the machine's memory when None.
 
     Raises:
@@ -77,27 +78,52 @@ def load_weights(
 def _load(checkpoint: Checkpoint, device: torch.device, has_drafter: bool, on_progress: Progress | None) -> Weights:
     config = checkpoint.config
     entries = {name: entry for name, entry in checkpoint.entries.items() if has_drafter or not name.startswith("mtp.")}
-    in_all = sum(entry.nbytes for entry in entries.values())
     layers = []
     with torch.inference_mode(), Reader(entries) as reader:
-        source = _Source(reader, device)
+        source = _Source(reader, device, None if on_progress is None else _Meter(reader, entries, device, on_progress))
         embed, head = source.plain("embed.weight"), source.plain("head.weight")
         hyper_head = _hyper_head(source, "")
         for layer in range(config.num_hidden_layers):
             layers.append(_layer(source, config, f"layers.{layer}.", config.kind(layer), config.compress_ratios[layer]))
-            if on_progress is not None:
-                on_progress(reader.bytes_read, in_all)
         draft, fault = None, ""
         if has_drafter:
             source.not_finite = ""
             draft = _drafter(source, config)
             if source.not_finite:
                 draft, fault = None, f"{source.not_finite} is not finite"
-            if on_progress is not None:
-                on_progress(reader.bytes_read, in_all)
     return Weights(
         embed=embed, layers=tuple(layers), hyper_head=hyper_head, head=head, drafter=draft, draft_fault=fault
     )
+
+
+class _Meter:
+    """Tells how far the reading has come."""
+
+    def __init__(
+        self, reader: Reader, entries: Mapping[str, TensorEntry], device: torch.device, tell: Progress
+    ) -> None:
+        self._reader, self._entries, self._device, self._tell = reader, entries, str(device), tell
+        self._total = sum(entry.nbytes for entry in entries.values())
+        self._shards: dict[Path, int] = {}
+        for file in sorted({entry.file for entry in entries.values()}):
+            self._shards[file] = len(self._shards) + 1
+        self._placed = 0
+
+    def placed(self, name: str, placed_bytes: int) -> None:
+        """Tell that tensor `name` was read, and what it takes where it stays."""
+        entry = self._entries[name]
+        self._placed += placed_bytes
+        self._tell(
+            LoadStep(
+                phase="weights",
+                done_bytes=self._reader.bytes_read,
+                total_bytes=self._total,
+                shard=entry.file.name,
+                n_shard=self._shards[entry.file],
+                n_shards=len(self._shards),
+                placed=((self._device, self._placed),),
+            )
+        )
 
 
 class _Source:
@@ -107,9 +133,8 @@ class _Source:
         not_finite: the first tensor read that holds a NaN or an infinity, "" while there is none.
     """
 
-    def __init__(self, reader: Reader, device: torch.device) -> None:
-        self._reader = reader
-        self._device = device
+    def __init__(self, reader: Reader, device: torch.device, meter: _Meter | None) -> None:
+        self._reader, self._device, self._meter = reader, device, meter
         self.not_finite = ""
 
     def __contains__(self, name: str) -> bool:
@@ -121,18 +146,25 @@ class _Source:
         if value.is_floating_point():
             value = value.to(self._device, torch.float32)
             self._look_at(name, value)
-        return value.to(self._device)
+        value = value.to(self._device)
+        self._tell(name, value.nbytes)
+        return value
 
     def matrix(self, *names: str) -> Matrix:
         """Return the projections `names` (without ".weight") under each other."""
         parts = [self._decode(name) for name in names]
         for name, (weight, _) in zip(names, parts, strict=True):
             self._look_at(f"{name}.weight", weight)
+            self._tell(f"{name}.weight", weight.nbytes)
         kinds = {is_fp8 for _, is_fp8 in parts}
         if len(kinds) > 1:
             raise CheckpointError(f"{' and '.join(names)} are stored in different formats", param=names[0])
         weight = torch.cat([weight for weight, _ in parts]) if len(parts) > 1 else parts[0][0]
         return Matrix(weight=weight.to(self._device), is_fp8=kinds.pop())
+
+    def _tell(self, name: str, placed_bytes: int) -> None:
+        if self._meter is not None:
+            self._meter.placed(name, placed_bytes)
 
     def _look_at(self, name: str, value: Tensor) -> None:
         # a sum is finite unless an element is not, or the elements are such as no network has

@@ -98,7 +98,7 @@ class Reader:
         # text since the last round began: up to where the next one begins, and behind it
         self._settled: tuple[list[str], list[str]] = ([], [])
         self._loose: tuple[list[str], list[str]] = ([], [])
-        self._is_marked = False
+        self._is_marked, self._n_given = False, 0
 
     def read(self) -> None:
         """Take in what is new."""
@@ -116,7 +116,9 @@ class Reader:
                 if event.channel in ("reasoning", "content"):
                     self._loose[event.channel == "content"].append(event.text)
                 if not self._is_marked and event.id is not None:
-                    self._mark()  # a run's first token comes before its first round
+                    if self._n_given == 0:
+                        self._mark()  # what was given and a run's first token come before its first round
+                    self._n_given -= 1
             case Round():
                 if not self._is_marked:
                     self._mark()
@@ -127,7 +129,7 @@ class Reader:
                 self._settled = ([], [])
                 self._mark()
             case PromptUsage():
-                self._is_marked = False
+                self._is_marked, self._n_given = False, event.n_given
             case Done() if event.spec_note:
                 self.story.note = event.spec_note
             case Failed():

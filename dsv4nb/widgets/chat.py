@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +17,14 @@ from typing import Any, Protocol
 import traitlets
 from IPython.core.getipython import get_ipython
 
-from dsv4nb.events import Event
+from dsv4nb.events import ToolCall, ToolResult
 from dsv4nb.stream.calls import card_of
 from dsv4nb.stream.frames import Called, Ended, Frame, News, Pump, Status, Watch, shared_pump
 from dsv4nb.stream.output import Output
 from dsv4nb.stream.transcript import Entry, Transcript, TurnLike, ended_entry, entry_from_events, entry_of
-from dsv4nb.widgets import protocol
+from dsv4nb.widgets import chat_actions, protocol
+from dsv4nb.widgets.chat_actions import Actions, Ticket, chips_of
+from dsv4nb.widgets.chat_shown import Shown, shown_of
 from dsv4nb.widgets.orders import Orders
 from dsv4nb.widgets.panel import Panel, finish
 
@@ -31,26 +33,20 @@ _STATIC = Path(__file__).parent / "static"
 EXAMPLES = ("What is the capital of France?", "What is 47 + 38?", "Count from 1 to 100.")
 
 
-class Ticket(Protocol):
-    """What the widget asks of a run."""
-
-    @property
-    def state(self) -> str: ...
-    def poll(self, start: int) -> tuple[Sequence[Event], bool]: ...
-    def cancel(self) -> None: ...
-
-
-class Chat(Protocol):
+class Chat(chat_actions.Chat, Protocol):
     """What the widget asks of a chat; `dsv4nb.session.chat.Chat` is one."""
 
-    thinking: bool
-
+    @property
+    def thinking(self) -> bool: ...
+    @thinking.setter
+    def thinking(self, value: bool, /) -> None: ...
     @property
     def turns(self) -> Sequence[TurnLike]: ...
     def submit(self, text: str) -> Ticket: ...
     def reset(self) -> None: ...
     def on_submit(self, callback: Callable[[str, Any], None]) -> object: ...
     def on_change(self, callback: Callable[[], None]) -> object: ...
+    def on_notice(self, callback: Callable[[], None]) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +77,22 @@ class ChatWidget(Panel):
     run = traitlets.Int(0).tag(sync=True)
     thinking = traitlets.Bool(False).tag(sync=True)
     examples = traitlets.List(traitlets.Unicode(), list(EXAMPLES)).tag(sync=True)
+    attached = traitlets.List(traitlets.Dict(), []).tag(sync=True)
+    room = traitlets.Dict({}).tag(sync=True)  # what the next prompt takes, {} when nobody can count
     # whole text, written once a turn ends; `ended` is the last run it contains
     transcript = traitlets.Dict({"ended": 0, "turns": []}).tag(sync=True)
 
     def __init__(self, chat: Chat, *, title: str = "", pump: Pump | None = None) -> None:
-        self._entries: list[Entry] = [entry_of(turn) for turn in chat.turns]
+        self._turns = shown_of(chat)
         super().__init__(title=title, thinking=chat.thinking, transcript=self._transcript(0))
         self._chat = chat
         self._pump = pump or shared_pump()
         self._live: _Live | None = None
         self._watch: Watch | None = None
         self._sent: tuple[Ticket, str] | None = None
+        self._calls: list[ToolCall] = []  # of the running turn
+        self._waiting: frozenset[str] = frozenset()  # ids of those that the page knows to wait
+        self._actions = Actions(chat, self._pump, self.send, self._started, self._answered)
         self._orders = Orders(
             self.send,
             {
@@ -99,12 +100,15 @@ class ChatWidget(Panel):
                 "stop": self._do_stop,
                 "reset": self._do_reset,
                 "set_thinking": self._do_set_thinking,
+                **self._actions.handlers,
             },
         )
         self._resets: list[str] = []
         self.on_msg(self._received)
         chat.on_submit(self._submitted)
         chat.on_change(self._changed)
+        chat.on_notice(self._noticed)
+        self._pump.call(self._show_beside)
 
     # page to kernel: may run on a subshell's thread
 
@@ -115,13 +119,19 @@ class ChatWidget(Panel):
         live = self._live
         if command["kind"] == "stop" and live and _names(command, live):
             live.ticket.cancel()
-        self._pump.call(self._resync if command["kind"] == "resync" else partial(self._orders.obey, command))
+        jobs = {"resync": self._resync, "maths": self._send_maths}
+        self._pump.call(jobs.get(command["kind"]) or partial(self._orders.obey, command))
 
     # everything below runs on the pump's thread
 
     def _do_send(self, command: dict[str, Any]) -> None:
-        ticket = self._chat.submit(command["text"])
-        self._sent = (ticket, command["id"])
+        self._started(self._chat.submit(command["text"]), command["id"])
+
+    def _started(self, ticket: Ticket, command: str) -> None:
+        self._sent = (ticket, command)
+
+    def _answered(self, command: str, error: str) -> None:
+        self._orders.answer(command, error)
 
     def _do_stop(self, command: dict[str, Any]) -> None:
         if self._live and _names(command, self._live):
@@ -148,53 +158,81 @@ class ChatWidget(Panel):
 
     def _reset(self) -> None:
         self._chat.reset()
-        self._entries = []
-        self._publish()
+        self._catch_up(shown_of(self._chat))
 
     def _submitted(self, user: str, ticket: Ticket) -> None:
         """The chat started a turn, on whatever thread asked for it."""
         is_over = ticket.poll(0)[1]
-        before = self._chat.turns[:-1] if is_over else self._chat.turns
-        self._pump.call(partial(self._begin, user, ticket, tuple(before)))
+        before = shown_of(self._chat, self._turns)
+        self._pump.call(partial(self._begin, user, ticket, before[:-1] if is_over else before))
 
     def _changed(self) -> None:
         """The chat went back or to another branch, on whatever thread asked for it."""
-        self._pump.call(partial(self._take_over, tuple(self._chat.turns)))
+        self._pump.call(partial(self._take_over, shown_of(self._chat, self._turns)))
 
-    def _take_over(self, turns: tuple[TurnLike, ...]) -> None:
+    def _noticed(self) -> None:
+        """Calls wait or no longer do, or attachments are others; on whatever thread it was."""
+        self._pump.call(self._show_beside)
+
+    def _take_over(self, turns: list[Shown]) -> None:
+        if self.thinking != self._chat.thinking:
+            self.thinking = self._chat.thinking
         if finish(self._watch, self._pump, partial(self._take_over, turns)):
             self._catch_up(turns)
+            self._measure()
 
-    def _begin(self, user: str, ticket: Ticket, before: tuple[TurnLike, ...]) -> None:
+    def _begin(self, user: str, ticket: Ticket, before: list[Shown]) -> None:
         if not finish(self._watch, self._pump, partial(self._begin, user, ticket, before)):
             return
         command = self._sent[1] if self._sent and self._sent[0] is ticket else ""
         self._catch_up(before)
         self.run += 1
         self._live = _Live(run=self.run, user=user, command=command, ticket=ticket)
+        self._calls, self._waiting = [], self._pending()
         self.thinking = self._chat.thinking
         self.status = "queued"
         self.send(protocol.message("begin", run=self.run, user=user, command=command))
         self._watch = Watch(self.run, ticket, self._told)
         self._pump.watch(self._watch)
+        self._refresh_saved()
 
-    def _catch_up(self, turns: tuple[TurnLike, ...]) -> None:
+    def _catch_up(self, turns: list[Shown]) -> None:
         """Take over what happened to the chat without this widget: turns it never saw, another branch, a reset."""
-        entries = [entry_of(turn) for turn in turns]
-        for i, known in enumerate(self._entries[: len(entries)]):
-            if replace(known, note="") == entries[i]:
-                entries[i] = known  # no turn remembers its note
-        if entries != self._entries:
-            self._entries = entries
+        if turns != self._turns:
+            self._turns = turns
             self._publish()
+
+    def _show_beside(self) -> None:
+        """Tell the page what stands beside the turns."""
+        self.attached = chips_of(self._chat.attachments)
+        waiting = self._pending()
+        changed, self._waiting = waiting ^ self._waiting, waiting
+        for index, call in enumerate(self._calls):
+            if self._live and call.id in changed:
+                self._say_call(self._live.run, index, call, None)
+        self._measure()
+
+    def _pending(self) -> frozenset[str]:
+        return frozenset(call.id for call in self._chat.pending)
+
+    def _measure(self) -> None:
+        self._actions.measure_room(self._measured)
+
+    def _measured(self, room: dict[str, Any]) -> None:
+        self.room = room
+
+    def _say_call(self, run: int, index: int, call: ToolCall, result: ToolResult | None) -> None:
+        card = card_of(call, result, is_over=False, waits=call.id in self._waiting)
+        self.send(protocol.message("call", run=run, index=index, card=card.jsonable()))
 
     def _told(self, news: News) -> None:
         match news:
             case Frame():
                 self.send(news.message())
             case Called():
-                card = card_of(news.call, news.result, is_over=False)
-                self.send(protocol.message("call", run=news.run, index=news.index, card=card.jsonable()))
+                if news.result is None:
+                    self._calls.append(news.call)
+                self._say_call(news.run, news.index, news.call, news.result)
             case Status():
                 if self.status != "stopping":
                     self.status = news.state
@@ -204,15 +242,18 @@ class ChatWidget(Panel):
     def _end(self, ended: Ended) -> None:
         live = self._live
         assert live is not None and live.run == ended.run, ended
-        entry = ended_entry(live.user, live.ticket.poll(0)[0])
-        turns = self._chat.turns[len(self._entries) :]
-        if turns and turns[0].user == live.user:  # else the chat has gone elsewhere since
-            entry = replace(entry_of(turns[0]), note=entry.note)  # a turn of several runs counts them all
-        self._entries.append(entry)
+        now = shown_of(self._chat, self._turns)
+        last = now[len(self._turns) :]
+        if last and last[0].entry.user == live.user:  # else the chat has gone elsewhere since
+            self._turns = now[: len(self._turns) + 1]
+        else:
+            entry = ended_entry(live.user, live.ticket.poll(0)[0])
+            self._turns = [*self._turns, Shown(turn=None, entry=entry)]
         self._live = self._watch = None
         if self._sent and self._sent[0] is live.ticket:
             self._sent = None
         self._publish()
+        self._measure()
         self.status = "idle"
         resets, self._resets = self._resets, []
         if resets:
@@ -225,7 +266,7 @@ class ChatWidget(Panel):
         self.thinking = self._chat.thinking
         if (live := self._live) is None:
             return
-        entry = entry_from_events(live.user, live.ticket.poll(0)[0])
+        entry = entry_from_events(live.user, live.ticket.poll(0)[0], self._waiting)
         self.send(
             protocol.message(
                 "snapshot",
@@ -241,14 +282,21 @@ class ChatWidget(Panel):
             )
         )
 
+    def _send_maths(self) -> None:
+        """Give the page what sets formulas; it is large, and most chats have none."""
+        self.send(protocol.message("maths", script=(_STATIC / "maths.js").read_text(encoding="utf-8")))
+
     # what a saved notebook keeps
 
     def saved(self) -> Transcript:
-        """Return the conversation so far, without the turn that is running."""
-        return Transcript(title=self.title, turns=tuple(self._entries))
+        """Return the conversation so far; of the turn that is running what was asked."""
+        turns = tuple(shown.entry for shown in self._turns)
+        if self._live is not None:
+            turns += (Entry(user=self._live.user, is_running=True),)
+        return Transcript(title=self.title, turns=turns)
 
     def _transcript(self, ended: int) -> dict[str, Any]:
-        return {"ended": ended, "turns": Transcript(turns=tuple(self._entries)).jsonable()}
+        return {"ended": ended, "turns": [shown.jsonable() for shown in self._turns]}
 
     def _publish(self) -> None:
         self.transcript = self._transcript(self.run)
@@ -259,14 +307,14 @@ def _names(command: dict[str, Any], live: _Live) -> bool:
     return bool(command["run"] == live.run or (live.command and command["command"] == live.command))
 
 
-_shown: weakref.WeakKeyDictionary[Any, ChatWidget] = weakref.WeakKeyDictionary()
+_widgets: weakref.WeakKeyDictionary[Any, ChatWidget] = weakref.WeakKeyDictionary()
 
 
 def widget_of(chat: Chat, *, title: str = "") -> ChatWidget:
     """Return the one widget of `chat`; every display of it is a view of the same state."""
-    widget = _shown.get(chat)
+    widget = _widgets.get(chat)
     if widget is None or widget.comm is None:
-        widget = _shown[chat] = ChatWidget(chat, title=title or _title(chat))
+        widget = _widgets[chat] = ChatWidget(chat, title=title or _title(chat))
     return widget
 
 

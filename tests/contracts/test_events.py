@@ -192,6 +192,21 @@ def test_m66_marks_are_in_order_and_tell_what_happened(make_model: MakeModel) ->
     assert (cut.prefill_s, cut.first_token_s, cut.decode_s) == (None, None, None)
 
 
+def test_m66_reasoning_is_timed_from_its_first_token_to_its_end(make_model: MakeModel) -> None:
+    model = make_model(["a b c d e</think>f g", "a", "one two three four five"], delay_s=0.02)
+    timings = model.generate("hi", thinking=True).timings
+    spans = dict(timings.marks)
+    assert [label for label, _ in timings.marks][-3:] == ["first_token", "thought", "ended"]
+    assert timings.reasoning_s == pytest.approx(spans["thought"] - spans["first_token"])
+    assert timings.decode_s is not None and 0.08 <= timings.reasoning_s <= timings.decode_s - 0.02
+    assert model.generate("hi").timings.reasoning_s is None
+    stopped = model.submit("hi", thinking=True)
+    wait_for(lambda: len(stopped.poll(0)[0]) > 3)
+    stopped.cancel()
+    cut = stopped.result().timings
+    assert cut.reasoning_s == cut.decode_s, "it ended in its reasoning"
+
+
 def test_m67_one_place_makes_tokens() -> None:
     made = []
     package = Path(dsv4nb.__file__).parent

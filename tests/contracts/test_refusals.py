@@ -104,6 +104,11 @@ class Broken:
     def model_validate(cls, value: Any) -> Any: ...
 
 
+def ask_me() -> str:
+    """Be a tool."""
+    return ""
+
+
 def drafting(**asked: Any) -> None:
     """Ask a model that has a drafter."""
     with fake_model("Hello there.", max_seq=MAX_SEQ, drafts=lambda before: [1] * 5) as model:
@@ -258,6 +263,13 @@ DOORS: list[tuple[Callable[[Model], object], type[Dsv4Error], str | None, tuple[
     (lambda m: m.chat().submit(5), R, "text", ("must be text, not int",)),  # type: ignore[arg-type]
     (lambda m: m.chat().send(""), PromptEmpty, "text", ("at least one character",)),
     (lambda m: m.chat(approve=5), R, "approve", ("5", "a function of a call")),  # type: ignore[arg-type]
+    (lambda m: m.chat(approve="maybe"), R, "approve", ("'maybe'", "a function of a call, or 'ask'")),  # type: ignore[arg-type]
+    (lambda m: m.chat(tools=[ask_me], approve="ask").send("a"), R, "approve", ("wait for a person", "chat.submit()")),
+    (lambda m: m.chat().approve("call_0"), R, "call", ("'call_0' does not wait", "waiting: none")),
+    (lambda m: m.chat().attach(5, name="n"), R, "value", ("n is a int", "text, tables, arrays")),
+    (lambda m: m.chat().attach("missing"), R, "value", ("'missing'", "pass name= too")),
+    (lambda m: m.chat().detach("n"), R, "name", ("'n'", "attached: none")),
+    (lambda m: m.chat().fork(1), R, "turn", ("turn is 1", "0 turns to keep")),
     (lambda m: m.chat(max_rounds=0), R, "max_rounds", ("0", "at least 1")),
     (lambda m: m.chat().send_results({"x": 1}), R, "results", ("results are of x", "waits for none")),
     (lambda m: m.render("a", response_format=5), E, "messages", ("must be an object, not int",)),

@@ -24,7 +24,8 @@ def row(*logits: float) -> np.ndarray:
 def test_known_answer() -> None:
     logits = row(*map(math.log, (1, 8, 4, 2, 1)))
     found = logprob_of(logits, 3, 2)
-    assert found == TokenLogprob(id=3, logprob=found.logprob, rank=3, top=found.top)
+    assert found == TokenLogprob(id=3, logprob=found.logprob, rank=3, entropy=found.entropy, top=found.top)
+    assert found.entropy == pytest.approx(1.875 * math.log(2), abs=1e-6)  # 1.875 bits: the lengths of a perfect code
     assert found.logprob == pytest.approx(math.log(2 / 16), abs=1e-6)  # the logits are rounded to float32
     assert [token for token, _ in found.top] == [1, 2]
     assert [p for _, p in found.top] == pytest.approx([math.log(1 / 2), math.log(1 / 4)], abs=1e-6)
@@ -54,6 +55,8 @@ def test_agrees_with_a_plain_log_softmax(logits: list[float], n: int, pick: int)
     assert found.id == chosen
     assert found.rank == 1 + ranked.index(chosen)
     assert found.logprob == pytest.approx(logits[chosen] - peak - log_total, abs=1e-12)
+    logs = [x - peak - log_total for x in logits if x > -INF]
+    assert found.entropy == pytest.approx(-math.fsum(math.exp(log) * log for log in logs), abs=1e-9)
     assert [token for token, _ in found.top] == [i for i in ranked[:n] if logits[i] > -INF]
     assert all(p == logprob_of(row(*logits), token, 0).logprob <= 0 for token, p in found.top)
     assert math.fsum(math.exp(p) for _, p in found.top) <= 1 + 1e-12
@@ -63,6 +66,7 @@ def test_the_sum_is_wide_enough_for_the_vocabulary() -> None:
     found = logprob_of(np.full(129_280, 0.1, np.float32), 129_279, 20)
     assert found.logprob == pytest.approx(-math.log(129_280), abs=1e-12)
     assert found.rank == 129_280
+    assert found.entropy == pytest.approx(math.log(129_280), abs=1e-9)
     assert [token for token, _ in found.top] == list(range(20))
 
 
@@ -71,6 +75,7 @@ def test_large_logits_do_not_overflow_and_the_row_is_not_changed() -> None:
     before = logits.tobytes()
     assert logprob_of(logits, 0, 1).logprob == pytest.approx(math.log(0.5))
     assert logprob_of(logits, 1, 1).logprob < -1e38
+    assert logprob_of(logits, 0, 1).entropy == pytest.approx(math.log(2))
     assert logits.tobytes() == before
 
 
@@ -95,3 +100,8 @@ def test_a_row_of_the_real_vocabulary_is_quick() -> None:
         logprob_of(logits, 77, 5)
         taken.append(time.perf_counter() - started)
     assert min(taken) * 1e3 < 4  # the quickest: others may use the machine
+
+
+def test_certainty_has_no_entropy() -> None:
+    assert logprob_of(row(-INF, 5, -INF), 1, 3).entropy == 0
+    assert logprob_of(row(0, 900, 0), 1, 3).entropy == 0

@@ -242,9 +242,13 @@ def picture(lab: Lab, shots: Path) -> Callable[..., None]:
         is_light = lab.page.evaluate("document.body.dataset.jpThemeLight") == "true"
         file = PICTURES / f"{name}-{'light' if is_light else 'dark'}.png"
         lab.page.mouse.move(0, 0)
+        window = lab.page.viewport_size
+        lab.size(window["width"], max(window["height"], int(element.bounding_box()["height"]) + 300))
+        element.scroll_into_view_if_needed()  # what is outside the notebook's own window is not in the picture
         seen = element.screenshot(
             mask=list(mask), mask_color="#808080", animations="disabled", caret="hide", scale="css"
         )
+        lab.page.set_viewport_size(window)
         if os.environ.get("DSV4NB_PICTURES") == "write":
             PICTURES.mkdir(exist_ok=True)
             Image.open(io.BytesIO(seen)).quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)

@@ -184,12 +184,12 @@ def test_the_text_grows_in_place(page: Any) -> None:
     """A selection in the answer survives the next piece."""
     page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' }); frames_(1, 0, ['hello '])")
     answers(page)
-    page.evaluate("window.node = document.querySelector('.dsv4-answer').firstChild")
+    page.evaluate("window.node = document.querySelector('.dsv4-answer p').firstChild")
     page.evaluate("getSelection().setBaseAndExtent(node, 0, node, 5)")
     page.evaluate("frames_(1, 1, ['world'])")
     assert answers(page) == ["hello world"]
     assert page.evaluate("getSelection().toString()") == "hello"
-    assert page.evaluate("document.querySelector('.dsv4-answer').firstChild === node")
+    assert page.evaluate("document.querySelector('.dsv4-answer p').firstChild === node")
 
 
 def test_the_end_is_followed_only_by_a_reader_who_is_there(page: Any) -> None:

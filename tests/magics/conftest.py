@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import atexit
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from dsv4nb.config import SamplerConfig
 from dsv4nb.events import Done, Event, Failed, PromptUsage, Timings, Token
+from dsv4nb.model import Model
+from dsv4nb.testing.fake_model import fake_model
 
 
 class ScriptTicket:
@@ -90,12 +95,14 @@ class ScriptModel:
 @pytest.fixture
 def ip() -> Iterator[InteractiveShell]:
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
+    config = Config()
+    config.HistoryManager.enabled = False  # it would keep a thread and a file
+    shell = InteractiveShell.instance(config=config)
     shell.run_line_magic("load_ext", "dsv4nb")
     yield shell
     shell.run_line_magic("unload_ext", "dsv4nb")
-    shell.history_manager.end_session()
     InteractiveShell.clear_instance()
+    atexit.unregister(shell.atexit_operations)  # half a second for each shell
 
 
 @pytest.fixture
@@ -106,3 +113,40 @@ def make_model() -> type[ScriptModel]:
 @pytest.fixture
 def make_ticket() -> type[ScriptTicket]:
     return ScriptTicket
+
+
+@pytest.fixture
+def fake(ip: InteractiveShell) -> Iterator[Callable[..., Model]]:
+    """Put a model that says a script into `m`, or another variable; it is closed after the test."""
+    made: list[Model] = []
+
+    def make(script: Any = "Hello.", *, into: str = "m", **options: Any) -> Model:
+        made.append(fake_model(script, **options))
+        ip.user_ns[into] = made[-1]
+        return made[-1]
+
+    yield make
+    for model in made:
+        model.close()
+
+
+def run(ip: InteractiveShell, source: str) -> None:
+    """Run a cell that succeeds."""
+    ip.run_cell(source).raise_error()
+
+
+def refused(ip: InteractiveShell, source: str) -> str:
+    """Run a cell that is refused in one line; return the line."""
+    done = ip.run_cell(source)
+    assert isinstance(done.error_in_exec, UsageError), done.error_in_exec
+    said = str(done.error_in_exec)
+    assert "\n" not in said
+    return said
+
+
+@pytest.fixture
+def cells(ip: InteractiveShell) -> SimpleNamespace:
+    """`run` and `refused` in the shell."""
+    return SimpleNamespace(
+        run=lambda source: run(ip, source), refused=lambda source: refused(ip, source), ns=ip.user_ns
+    )

@@ -86,3 +86,30 @@ def test_an_interrupt_returns_at_once_and_keeps_what_there_was(kernel: Kernel) -
     assert kept["content"]["text"] == "0 1 2 \n"
     kernel.run("m.words = m.words[:5]")
     assert shown(kernel.run("%%dsv4\nagain"))[-1] == "0 1 2 3 4 "
+
+
+def test_j04_an_interrupt_of_a_chat_keeps_the_turn_and_the_next_one_goes_on(kernel: Kernel) -> None:
+    kernel.run("from dsv4nb.testing.fake_model import fake_model")
+    kernel.run("f = fake_model([' '.join(map(str, range(300))), 'two words'], delay_s=0.02)")
+    request = kernel.start("%%dsv4 --chat talk --model f\ncount")
+    kernel.outputs(request, until=lambda message: "9 " in str(message["content"].get("data", "")))
+    start = time.monotonic()
+    kernel.manager.interrupt_kernel()
+    told = kernel.outputs(request)
+    assert time.monotonic() - start < 1
+    (error,) = [message["content"] for message in told if message["msg_type"] == "error"]
+    assert error["traceback"] == ["Stopped. The text so far is in _dsv4."]
+    kept = kernel.run("print(talk.turns[-1].stop_reason, talk.turns[-1].text == _dsv4.text, talk.is_busy)")
+    assert [m["content"]["text"] for m in kept if m["msg_type"] == "stream"] == ["cancelled True False\n"]
+    assert shown(kernel.run("%%dsv4 --chat talk\nagain"))[-1] == "two words"
+
+
+def test_in_a_kernel_rounds_and_chats_are_panels(kernel: Kernel) -> None:
+    kernel.run("from dsv4nb.testing.fake_model import fake_model")
+    kernel.run("g = fake_model([[300, 301, 302]], drafts=lambda said: [301])")
+    kernel.run("%%dsv4 --chat c --model g\nhi")
+    for line in ("%dsv4 rounds", "%dsv4 rounds c", "%dsv4 show c"):
+        told = kernel.run(line)
+        data = [m["content"]["data"] for m in told if m["msg_type"] == "display_data"]
+        assert any("application/vnd.jupyter.widget-view+json" in one for one in data), line
+        assert any("text/html" in one for one in data), line

@@ -19,6 +19,8 @@ shell = InteractiveShell.instance()
 start = time.perf_counter()
 shell.run_line_magic("load_ext", "dsv4nb")
 print(time.perf_counter() - start)
+shell.run_cell("%dsv4 set temperature 0.5").raise_error()
+shell.run_cell("%dsv4 status").raise_error()
 print(sorted({"torch", "ipywidgets", "anywidget", "triton"} & set(sys.modules)))
 """
 
@@ -35,7 +37,7 @@ def refused(ip: InteractiveShell, source: str) -> str:
 
 def test_the_extension_loads_fast_and_brings_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60, check=True)
-    seconds, modules = done.stdout.splitlines()
+    seconds, *_, modules = done.stdout.splitlines()
     assert float(seconds) < 1.5
     assert modules == "[]"
 
@@ -152,6 +154,8 @@ def test_a_request_that_the_model_refuses_is_one_line(ip: InteractiveShell) -> N
     from dsv4nb.errors import PromptEmpty
 
     class Refusing:
+        is_closed = False
+
         def submit(self, prompt: str) -> None:
             raise PromptEmpty("prompt")
 
@@ -266,3 +270,24 @@ def test_without_streaming_the_reply_is_shown_once(
     ip.user_ns["m"] = make_model(*[("content", f"{i} ") for i in range(20)], delay_s=0.01)
     run(ip, "%%dsv4 --no-stream\ncount")
     assert len(published) == 2 and published[0]["data"]["text/plain"] == ""
+
+
+def test_an_interrupted_load_is_one_line_and_binds_nothing(ip: InteractiveShell, monkeypatch: Any, capsys: Any) -> None:
+    def interrupted(path: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsv4nb.magics.extension._load", interrupted)
+    ip.run_line_magic("reload_ext", "dsv4nb")
+    done = ip.run_cell("%dsv4 load toy")
+    assert isinstance(done.error_in_exec, KeyboardInterrupt) and "m" not in ip.user_ns
+    said = capsys.readouterr().out
+    assert "Stopped." in said and "Traceback" not in said
+
+
+def test_a_fault_of_the_engine_keeps_its_traceback(ip: InteractiveShell) -> None:
+    from dsv4nb.errors import EngineError
+
+    with fake_model("one two", faults={0: EngineError("the device is gone")}) as model:
+        ip.user_ns["m"] = model
+        done = ip.run_cell("%%dsv4\nhi")
+    assert isinstance(done.error_in_exec, EngineError)

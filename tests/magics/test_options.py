@@ -11,8 +11,8 @@ from IPython.core.error import UsageError
 
 from dsv4nb.config import SamplerConfig, SpecConfig
 from dsv4nb.handle import Model
-from dsv4nb.magics.arguments import HelpAsked, cell_parser, given, load_parser
-from dsv4nb.magics.options import CELL, LOAD, window
+from dsv4nb.magics.arguments import COMMANDS, HelpAsked, cell_parser, given
+from dsv4nb.magics.options import CELL, LOAD, NOTEBOOK, each, window
 from dsv4nb.model import load
 
 
@@ -30,6 +30,12 @@ def test_each_word_is_a_keyword_of_what_it_calls() -> None:
     assert len(set(fields(CELL))) == len(fields(CELL)) and len(set(fields(LOAD))) == len(fields(LOAD))
 
 
+def test_no_word_of_a_cell_stands_for_two_things() -> None:
+    words = [option for table in (CELL, NOTEBOOK) for option in each(table)]
+    assert len({option.field for option in words}) == len({option.flag for option in words}) == len(words)
+    assert {"tools"} == set(fields(NOTEBOOK)) & set(inspect.signature(Model.generate).parameters)
+
+
 def test_every_value_of_the_sampler_and_of_speculation_has_a_word() -> None:
     sampler = {field.name for field in dataclasses.fields(SamplerConfig)} - {"logit_bias"}  # a mapping
     spec = {f"spec_{field.name}" for field in dataclasses.fields(SpecConfig)} - {"spec_tau", "spec_floor"}
@@ -38,7 +44,7 @@ def test_every_value_of_the_sampler_and_of_speculation_has_a_word() -> None:
 
 def test_what_is_not_on_the_line_is_not_asked() -> None:
     assert asked("") == {}
-    assert given(load_parser().parse("toy"), LOAD) == {}
+    assert given(COMMANDS["load"].parser().parse("toy"), LOAD) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,7 @@ def test_what_is_not_on_the_line_is_not_asked() -> None:
         ("--stop END --stop 'the end'", {"stop": ["END", "the end"]}),
         ("--thinking --effort high --logprobs 0", {"thinking": True, "effort": "high", "logprobs": 0}),
         ("--no-spec", {"spec": False}),
+        ("--spec --no-thinking", {"spec": True, "thinking": False}),
         ("--spec-depth 3 --spec-mode rejection", {"spec_depth": 3, "spec_mode": "rejection"}),
         ("--spec-proposal greedy --spec-window auto", {"spec_proposal": "greedy", "spec_window": "auto"}),
     ],
@@ -86,7 +93,7 @@ def test_the_help_has_groups_and_shows_percent_signs() -> None:
         cell_parser().parse("--help")
     said = str(asked_for.value)
     headings = [line for line in said.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["options:", "reply:", "sampling:", "penalties:", "speculation:"]
+    assert headings == ["options:", *(f"{heading}:" for heading in [*NOTEBOOK, *CELL])]
     assert "usage: %%dsv4 [options]\n" in said and "%dsv4 caps tells the levels" in said
     for options in CELL.values():
         for option in options:

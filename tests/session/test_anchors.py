@@ -273,3 +273,39 @@ def test_random_turns_leak_no_snapshot_and_never_lose_the_newest(seed: int) -> N
         assert len({a.ids for a in anchors.committed}) == len(anchors.committed)
         prompt = base[: draw.randint(0, 12)]
         assert anchors.longest(prompt) is longest_of(anchors.committed, prompt)
+
+
+def test_a_pinned_anchor_stays_and_its_successor_is_pinned_too() -> None:
+    anchors = Anchors(300)
+    kept, *_ = committed(anchors, anchor(1, nbytes=100))
+    anchors.pin(kept.id)
+    for i in range(2, 6):
+        committed(anchors, anchor(i, nbytes=100))
+        assert kept in anchors.committed and len(anchors.committed) <= 3
+    (again,) = (a for a in committed(anchors, anchor(1, nbytes=100)) if a.ids == kept.ids)
+    assert again is not kept and anchors.is_pinned(again)
+    anchors.pin(again.id, False)
+    for i in range(6, 10):
+        committed(anchors, anchor(i, nbytes=100))
+    assert again not in anchors.committed
+
+
+def test_pins_keep_to_the_budget_and_name_what_there_is() -> None:
+    anchors = Anchors(250)
+    first, second = anchor(1, nbytes=100), anchor(2, nbytes=100)
+    committed(anchors, first)
+    committed(anchors, second)
+    large = anchor(3, nbytes=200)
+    anchors.pin(first.id)
+    committed(anchors, large)  # the newest is kept whatever it takes
+    with pytest.raises(RequestError, match="unpin another") as caught:
+        anchors.pin(large.id)
+    assert caught.value.param == "id" and not anchors.is_pinned(large)
+    with pytest.raises(RequestError, match=f"no anchor 0; those there are: {first.id}"):
+        anchors.pin(0)
+    anchors.delete(first.id)
+    anchors.pin(large.id)
+    anchors.delete(large.id)
+    assert anchors.committed == () and anchors.nbytes == 0
+    with pytest.raises(RequestError, match="those there are: none"):
+        anchors.delete(large.id)

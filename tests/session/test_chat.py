@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -245,9 +247,22 @@ def test_marks_are_part_of_the_text(make_model: MakeModel) -> None:
 def test_displaying_calls_what_was_injected(make_model: MakeModel, capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[Chat] = []
     model = make_model()
-    chat = Chat(model._start_chat, name="x", show=shown.append)
+    chat = Chat(model._turns(), name="x", show=shown.append)
     chat._ipython_display_()
     assert shown == [chat]
+
+
+def test_a_chat_is_forgotten_with_its_last_name(make_model: MakeModel) -> None:
+    chat = make_model().chat()
+    chat.send("hi")
+    chat.attach("text", name="t")
+    known = weakref.ref(chat)
+    gc.disable()
+    try:
+        del chat
+        assert known() is None, "it waits for a collection, and with it everything it holds"
+    finally:
+        gc.enable()
 
 
 def test_turns_and_messages_are_copies(make_model: MakeModel) -> None:

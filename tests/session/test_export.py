@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from dsv4nb.errors import Dsv4Error, RequestError
-from dsv4nb.session.export import from_cells, from_jsonl, to_cells, to_frame, to_jsonl
+from dsv4nb.session.export import from_cells, from_jsonl, to_cells, to_frame, to_jsonl, to_markdown
 
 MakeModel = Callable[..., Any]
 
@@ -100,3 +100,22 @@ def test_a_frame_has_a_row_per_turn(make_model: MakeModel, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(RequestError, match="pip install pandas"):
         to_frame(chat.turns)
+
+
+def test_markdown_has_a_heading_per_message_and_fences_that_hold(make_model: MakeModel, tmp_path: Path) -> None:
+    hostile = {"role": "tool", "tool_call_id": "call_0", "content": "```\n# no heading"}
+    text = to_markdown([*HISTORY[:5], hostile, HISTORY[-1]], title="Chat")
+    assert text.startswith("# Chat\n\n## System\n\nBe brief.\n\n## You\n\nWrite code.\n\n## Model\n\n<details>")
+    assert CODE in text and 'Call of `add`:\n\n```json\n{"a": 1}\n```' in text
+    assert "## Tool add\n\n````\n```\n# no heading\n````\n\n## Model\n\n2 – done 😀\n" in text
+    chat = make_model("ok", name="toy").chat(messages=HISTORY)
+    assert chat.to_markdown(tmp_path / "chat.md").startswith("# Chat with toy\n\n## System")
+    assert (tmp_path / "chat.md").read_text("utf-8") == chat.to_markdown()
+
+
+def test_a_notebook_file_has_the_cells(make_model: MakeModel, tmp_path: Path) -> None:
+    chat = make_model("ok").chat(messages=HISTORY)
+    chat.to_notebook(tmp_path / "chat.ipynb")
+    notebook = nbformat.read(tmp_path / "chat.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert from_cells(notebook.cells) == HISTORY

@@ -205,3 +205,40 @@ def test_rows_are_counted(model: Model) -> None:
     edited = chat.edit(3, "What is 13 + 30?")
     reuse = edited.done.reuse
     assert reuse.computed <= 8 + len(model.encode("What is 13 + 30?")) + 2
+
+
+def test_what_each_run_was_like_comes_back(model: Model, tmp_path: Path) -> None:
+    chat = model.chat(logit_bias={7: -math.inf}, seed=5)
+    chat.send("The code word is silver otter.", max_new=4, logprobs=2)
+    chat.save(tmp_path / "chat")
+    (turn,), (saved,) = model.open_chat(tmp_path / "chat").turns, chat.turns
+    (run,) = turn.runs
+    assert run == saved.runs[0] and run.config.seed == 5 and run.timings.marks[0] == ("called", 0.0)
+    assert turn == saved and turn.options is not None and turn.options.max_new == 4
+    assert model.open_chat(tmp_path / "chat").to_code() == chat.to_code()
+
+
+def test_a_file_that_tells_less_of_its_turns_is_read(model: Model, chat: Any, tmp_path: Path) -> None:
+    """As chats were saved before turns remembered their runs."""
+    chat.save(tmp_path / "chat")
+    archive = read_archive(tmp_path / "chat")
+    told_then = (
+        "user",
+        "reasoning",
+        "text",
+        "tool",
+        "calls",
+        "results",
+        "stop_reason",
+        "n_tokens",
+        "n_cached",
+        "seconds",
+    )
+    turns = [
+        {**one, "turn": {name: one["turn"][name] for name in (*told_then, "n_reasoning", "error")}}
+        for one in archive.manifest["turns"]
+    ]
+    write_archive(tmp_path / "old", replace(archive, manifest={**archive.manifest, "turns": turns}))
+    opened = model.open_chat(tmp_path / "old")
+    assert opened.messages == chat.messages and [turn.runs for turn in opened.turns] == [(), ()]
+    assert opened.send("What is the code word?").done.reuse.kind == "live"

@@ -126,3 +126,42 @@ def test_n_cached_and_reasoning_are_written_down(make_model: MakeModel) -> None:
     chat = make_model("one two three</think>four").chat(thinking=True)
     chat.send("a")
     assert chat.turns[0].n_reasoning == 3 and chat.turns[0].n_cached == 0
+
+
+def test_a_branch_is_entered_again_where_it_was_left(chat: Any) -> None:
+    chat.edit(1, "other")
+    chat.send("more")
+    chat.switch(2, where_left=True)
+    assert said(chat) == [("a", "reply 1"), ("b", "reply 2"), ("c", "reply 3")]
+    chat.rewind(2)
+    chat.switch(4, where_left=True)
+    assert said(chat)[1:] == [("other", "reply 4"), ("more", "reply 5")]
+    chat.switch(2, where_left=True)
+    assert said(chat) == [("a", "reply 1"), ("b", "reply 2")], "it was left after a rewind"
+
+
+def test_a_branch_that_nobody_has_been_on_is_entered_at_its_newest_end(chat: Any) -> None:
+    chat.edit(1, "other")
+    chat.switch(1)
+    tree = Tree(chat.branches.nodes, chat.branches.head)  # as from a file
+    assert [tree.left_at(tree.node(n)).number for n in (1, 2, 3, 4)] == [1, 3, 3, 4]
+
+
+def test_each_turn_of_a_branch_knows_what_stands_in_its_place(chat: Any) -> None:
+    chat.edit(1, "other")
+    chat.regenerate()
+    assert [(node.number, siblings) for node, siblings in chat.branches.path()] == [(1, [1]), (5, [2, 4, 5])]
+    assert Tree().branches.path() == []
+
+
+def test_a_fork_can_begin_with_the_first_turns(chat: Any) -> None:
+    assert said(chat.fork(1)) == [("a", "reply 1")] and chat.fork(0).turns == []
+    assert len(chat.fork(1).branches.nodes) == 3 and len(chat.turns) == 3
+    with pytest.raises(RequestError, match="turn is 4; this branch has 3 turns to keep"):
+        chat.fork(4)
+
+
+def test_an_edit_can_be_started_without_waiting(chat: Any) -> None:
+    ticket = chat.submit_edit(0, "other")
+    assert ticket.result(5).text == "reply 4" and said(chat) == [("other", "reply 4")]
+    assert chat.submit_edit(-1).result(5).text == "reply 5" and said(chat) == [("other", "reply 5")]

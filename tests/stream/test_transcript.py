@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from dsv4nb.events import Token, ToolCall
 from dsv4nb.stream.calls import Card
+from dsv4nb.stream.facts import RunFacts
 from dsv4nb.stream.transcript import Entry, Transcript, close_fence, ended_entry, entry_from_events, split_fences
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> [a](javascript:alert(3)) ![b](https://x.test/b.png)"
@@ -162,3 +164,15 @@ def test_the_footer_tells_what_was_cached_and_how_the_reply_was_speculated() -> 
     both = Entry(**told, speculated="speculated", note="plain: no faster")  # type: ignore[arg-type]
     assert both.pace.endswith("tok/s · speculated, then plain: no faster")
     assert both.jsonable()["footer"] == both.pace
+
+
+def test_the_footer_tells_how_tokens_were_chosen_and_when_the_first_came() -> None:
+    run = RunFacts(choice="sampled, seed 42", first_token_s=0.0034, phases=())
+    told = Entry(user="q", n_tokens=30, seconds=1.5, runs=(replace(run, choice="greedy", first_token_s=0.243), run))
+    assert told.pace == "30 tokens · 20.0 tok/s · sampled, seed 42 · first token 243 ms"
+    assert Entry(user="q", n_tokens=1, runs=(replace(run, first_token_s=None),)).pace == "1 token · sampled, seed 42"
+
+
+def test_a_turn_that_was_running_when_it_was_saved_says_so() -> None:
+    told = Transcript(turns=(Entry(user="q", is_running=True),))
+    assert str(told) == "You: q\n\nModel: \n\n[Not finished when this was saved]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -17,6 +18,7 @@ from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.errors import CheckpointError, NotEnoughMemory
 from dsv4nb.testing.tiny_checkpoint import Format, write_tiny_checkpoint
 from dsv4nb.weights.loader import load_weights
+from dsv4nb.weights.progress import LoadStep
 from dsv4nb.weights.store import Matrix
 
 SHAPE: dict[str, Any] = {
@@ -95,10 +97,16 @@ DSPARK = SHAPE | {"compress_ratios": [0, 4, 128, 0, 0, 0], "dspark_target_layer_
 def test_reads_the_drafter_when_it_is_wanted_and_reports_progress(tmp_path: Path, drafter: bool) -> None:
     checkpoint = opened(write_tiny_checkpoint(tmp_path, drafter="dspark", **DSPARK))
     read = sum(e.nbytes for name, e in checkpoint.entries.items() if drafter or not name.startswith("mtp."))
-    seen: list[tuple[int, int]] = []
-    weights = load_weights(checkpoint, drafter=drafter, on_progress=lambda done, of: seen.append((done, of)))
-    assert len(seen) == 3 + drafter and seen == sorted(seen)
-    assert seen[-1] == (read, read)
+    seen: list[LoadStep] = []
+    weights = load_weights(checkpoint, drafter=drafter, on_progress=seen.append)
+    done = [step.done_bytes for step in seen]
+    assert len(seen) > 50 and done == sorted(done) and (done[-1], seen[-1].total_bytes) == (read, read)
+    files = {e.file.name for name, e in checkpoint.entries.items() if drafter or not name.startswith("mtp.")}
+    assert {step.shard for step in seen} == files
+    assert {step.n_shard for step in seen} == set(range(1, seen[0].n_shards + 1))
+    held = sum(numbers(value).nbytes for _, value in walk(weights))
+    (device, placed) = seen[-1].placed[0]
+    assert device == "cpu" and held * 0.9 < placed <= held
     assert (weights.drafter is not None) == drafter and weights.draft_fault == ""
     if weights.drafter is not None:
         config = checkpoint.config
@@ -155,11 +163,27 @@ def test_refuses_more_than_one_shared_expert(folder: Path) -> None:
         load_weights(replace(checkpoint, config=config))
 
 
+def test_j19_a_load_that_is_stopped_half_way_leaves_nothing_behind(folder: Path) -> None:
+    def stop(step: LoadStep) -> None:
+        if step.done_bytes > step.total_bytes / 2:
+            raise KeyboardInterrupt
+
+    def held() -> int:
+        gc.collect()
+        return sum(one.nbytes for one in gc.get_objects() if type(one) is Tensor)
+
+    checkpoint, before = opened(folder), held()
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        load_weights(checkpoint, on_progress=stop)
+    assert stopped.value.__traceback__ is not None and held() == before
+    assert load_weights(checkpoint).layers, "and the next one works"
+
+
 def test_weights_that_do_not_fit_are_refused_before_a_byte_is_read(folder: Path) -> None:
     checkpoint, read = opened(folder), []
     needed = 4 * checkpoint.n_weights
     with pytest.raises(NotEnoughMemory, match=r"GB of memory.*there are 0\.0 GB") as refused:
-        load_weights(checkpoint, memory_bytes=needed - 1, on_progress=lambda done, total: read.append(done))
+        load_weights(checkpoint, memory_bytes=needed - 1, on_progress=read.append)
     assert refused.value.code == "memory"
     assert not read
     assert load_weights(checkpoint, memory_bytes=needed).layers

@@ -9,10 +9,11 @@ import pytest
 from comm.base_comm import BaseComm
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.errors import Dsv4Error
+from dsv4nb.errors import Dsv4Error, RequestError
 from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Timings, Token, ToolCall, ToolResult
+from dsv4nb.session.gauge import Room
 from dsv4nb.session.result import joined
-from dsv4nb.session.tree import Turn
+from dsv4nb.session.tree import Branches, Tree, Turn
 
 
 class RecordedComm(BaseComm):
@@ -97,9 +98,26 @@ class HandChat:
         self.resets = 0
         self._callbacks: list[Callable[[str, Any], None]] = []
         self._on_change: list[Callable[[], None]] = []
+        self._on_notice: list[Callable[[], None]] = []
+        self.attachments: tuple[Any, ...] = ()
+        self.pending: list[ToolCall] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self._on_change.append(callback)
+
+    def on_notice(self, callback: Callable[[], None]) -> None:
+        self._on_notice.append(callback)
+
+    @property
+    def branches(self) -> Branches:
+        """The turns, one behind the other."""
+        tree = Tree()
+        for turn in self.turns:
+            tree.add(turn, ())
+        return tree.branches
+
+    def room(self) -> Room:
+        raise RequestError("nobody counts here", param="model")
 
     def become(self, turns: list[Any]) -> None:
         """Go to another branch, as `rewind` and `switch` do."""
@@ -140,7 +158,9 @@ class HandChat:
         if isinstance(last, Failed):
             turn = replace(turn, error=last.message)
         else:
-            turn = replace(turn, stop_reason=last.stop_reason, n_tokens=last.n_tokens, seconds=last.elapsed_s)
+            turn = replace(
+                turn, stop_reason=last.stop_reason, n_tokens=last.n_tokens, seconds=last.elapsed_s, runs=(last,)
+            )
         self.turns = [*self.turns, turn]
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from dsv4nb.events import ToolCall, ToolResult
 from dsv4nb.session.tree import Turn
 from dsv4nb.stream.frames import Pump
+from dsv4nb.widgets import protocol
 from dsv4nb.widgets.chat import ChatWidget, widget_of
 from dsv4nb.widgets.panel import keep_reply_route
 
@@ -144,6 +147,14 @@ def test_a_late_view_gets_the_running_turn(widget: ChatWidget, chat: Any) -> Non
     assert (snapshot["user"], snapshot["command"], snapshot["n_reasoning"]) == ("hello", "a-1", 2)
 
 
+def test_what_sets_formulas_comes_when_a_page_asks(widget: ChatWidget) -> None:
+    assert widget.comm.messages("maths") == []
+    widget.comm.from_page({"kind": "maths"})
+    settle(widget)
+    (sent,) = widget.comm.messages("maths")
+    assert sent["script"] == (Path(protocol.__file__).parent / "static/maths.js").read_text()
+
+
 def test_a_new_chat_while_one_runs_stops_it_first(widget: ChatWidget, chat: Any) -> None:
     send(widget, "hello")
     widget.comm.from_page({"kind": "reset", "id": "a-2"})
@@ -234,14 +245,14 @@ def test_calls_are_cards_while_they_run_and_for_ever(widget: ChatWidget, chat: A
     assert "secret markup" not in json.dumps(widget.transcript) + str(saved) + saved._repr_html_()
 
 
-def test_the_note_of_a_reply_outlives_what_the_chat_remembers(widget: ChatWidget, chat: Any) -> None:
+def test_the_note_of_a_reply_stays_with_it(widget: ChatWidget, chat: Any) -> None:
     send(widget, "one")
     chat.tickets[0].say("1")
     chat.tickets[0].end(note="plain: measured no faster")
     settle(widget)
     answered(widget, chat, "two")
     footers = [turn["footer"] for turn in widget.transcript["turns"]]
-    assert footers == ["1 token · 2.0 tok/s · plain: measured no faster", "1 token · 2.0 tok/s"]
+    assert footers == ["1 token · 2.0 tok/s · plain: measured no faster · greedy", "1 token · 2.0 tok/s · greedy"]
 
 
 def test_a_turn_that_ran_before_the_widget_came_is_taken_over(chat: Any) -> None:
@@ -316,9 +327,13 @@ def test_answers_keep_the_route_on_which_they_were_asked(has_route: bool) -> Non
 
 
 def test_the_style_and_the_script_need_no_network() -> None:
-    for text in (str(ChatWidget._esm), str(ChatWidget._css)):
-        assert "http:" not in text and "https:" not in text and "@import" not in text and "import(" not in text
-        assert "innerHTML" not in text
+    scripts = Path(protocol.__file__).parent
+    for text in (str(ChatWidget._esm), str(ChatWidget._css), (scripts / "static/maths.js").read_text()):
+        addresses = set(re.findall(r"https?://[\w.-]+[^\s\"'`]*", text))
+        assert {address for address in addresses if not address.startswith("http://www.w3.org/")} == set()
+        assert "@import" not in text
+    assert str(ChatWidget._esm).count("import(") == 1, "what sets formulas, as the kernel sent it"
+    assert all("innerHTML" not in path.read_text() for path in (scripts / "js").iterdir())
 
 
 def test_another_branch_replaces_what_was_shown(chat: Any) -> None:

@@ -117,7 +117,9 @@ test("endings in words", () => {
   assert.equal(mark({ ...entry(""), error: "out of memory" }), "Failed: out of memory");
   assert.equal(mark(entry("a")), "");
   assert.equal(thought({ n_reasoning: 1 }, false), "Thought for 1 token");
-  assert.equal(thought({ n_reasoning: 5 }, true), "Thinking…");
+  assert.equal(thought({ n_reasoning: 1, reasoning_s: 2.1 }, false), "Thought for 1 token, 2.1 s");
+  assert.equal(thought({ n_reasoning: 5 }, true), "Thinking… 5 tokens");
+  assert.equal(thought({ n_reasoning: 5 }, true, 0.31), "Thinking… 5 tokens, 0.3 s");
   assert.equal(thought({ n_reasoning: null }, false), "Thoughts");
   assert.equal(pace(30, 1.5), "30 tokens · 20.0 tok/s");
   assert.equal(pace(0, 1), "");
@@ -157,4 +159,12 @@ test("another branch is shown as it is saved, and a call after the end changes n
   assert.equal(called(over, { run: 1, index: 0, card: card("running") }), over);
   const back = settled(over, { ended: 1, turns: [entry("a")] });
   assert.deepEqual([back.turns.length, back.ended, back.live], [1, 1, null]);
+});
+
+test("turns that are the same stay the same values, so that nothing is done for them", () => {
+  const before = settled(blank(), { ended: 1, turns: [entry("a"), { ...entry("b"), cards: [card("answered", "1")] }] });
+  const after = settled(before, { ended: 2, turns: [entry("a"), { ...entry("b"), cards: [card("answered", "2")] }, entry("c")] });
+  assert.equal(after.turns[0], before.turns[0]);
+  assert.notEqual(after.turns[1], before.turns[1]);
+  assert.equal(after.turns.length, 3);
 });

@@ -1,92 +1,66 @@
 // The chat: a reducer's state, painted at most once per animation frame.
 
+import { attaching } from "./attach.js";
+import { chatPage } from "./chat-page.js";
 import { commands } from "./commands.js";
-import { element, focusable, say, toggle } from "./dom.js";
+import { focused, say, toggle } from "./dom.js";
+import { breakLine } from "./editor.js";
+import { exporting } from "./exports.js";
+import { copied } from "./files.js";
+import { whenCut } from "./kernel.js";
+import { notice } from "./notice.js";
+import { pacer } from "./pacing.js";
+import { listenForCopies } from "./prose-code.js";
+import { mathsFrom, takeMaths } from "./prose-maths.js";
 import { isFromKernel } from "./protocol.js";
-import { asked, begun, called, caughtUp, extended, mark, opened, pace, phase, settled, withdrawn } from "./transcript.js";
+import {
+  asked, begun, called, caughtUp, extended, mark, opened, past, phase, settled, severed, withdrawn,
+} from "./transcript.js";
 import { turn } from "./turn.js";
 
-const FACTS_MS = 250;
 const RESYNC_MS = 500;
+const MEASURE_MS = 300;
 const NEAR_END_PX = 32;
+
+const CUT = "The kernel was restarted or is gone. What was said stays here; run the cell again to go on.";
 
 const PHRASES = {
   asked: "Sending…",
   reading: "Reading the prompt…",
   thinking: "Thinking…",
+  deciding: "A call waits for your approval.",
   calling: "Calling a tool…",
   answering: "Answering…",
 };
 
-function parts(examples) {
-  const title = element("strong", { class: "dsv4-title" });
-  const thinking = focusable("input", { type: "checkbox", role: "switch", class: "dsv4-switch" });
-  const fresh = focusable("button", { type: "button", class: "dsv4-quiet", text: "New chat" });
-  const log = focusable("div", {
-    class: "dsv4-log",
-    role: "log",
-    "aria-live": "off", // the status line speaks start and end; every token would drown it
-    "aria-label": "Conversation",
-    tabindex: "0",
-  });
-  const suggestions = examples.map((text) => focusable("button", { type: "button", class: "dsv4-example", text }));
-  const empty = element(
-    "div",
-    { class: "dsv4-empty" },
-    element("p", { class: "dsv4-invitation", text: "Ask something, or start with one of these." }),
-    element("div", { class: "dsv4-examples" }, ...suggestions),
-  );
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
-  const input = focusable("textarea", {
-    class: "dsv4-input",
-    rows: "1",
-    placeholder: "Message the model",
-    "aria-label": "Message",
-    spellcheck: "false",
-  });
-  const button = focusable("button", { type: "button", class: "dsv4-send" });
-  const status = element("span", { class: "dsv4-status", role: "status", "aria-live": "polite" });
-  const keys = element("span", { class: "dsv4-keys", text: "Enter sends · Shift+Enter new line · Esc stops" });
-  const root = element(
-    "div",
-    { class: "dsv4-panel", role: "group", "aria-label": "Chat" },
-    element(
-      "div",
-      { class: "dsv4-head" },
-      title,
-      element("label", { class: "dsv4-toggle" }, thinking, element("span", { text: "Thinking" })),
-      fresh,
-    ),
-    log,
-    empty,
-    alert,
-    element("div", { class: "dsv4-compose" }, input, button),
-    element("div", { class: "dsv4-foot" }, status, keys),
-  );
-  return { root, title, thinking, fresh, log, suggestions, empty, alert, input, button, status };
-}
-
 function render({ model, el }) {
   let state = opened(model.get("transcript"));
   let isFollowing = true;
+  let lastTop = 0;
   let isNews = false; // turns that were over before this view came are not announced
   let outcome = "";
   let scheduled = 0;
   let lastAsked = -Infinity;
-  let lastFacts = 0;
-  let clock = { run: 0, start: 0, first: 0 };
   let takingBack = "";
+  let isCut = false;
+  let measuring = 0;
+  let measure = "";
+  let offers = "";
+  const deciding = new Map(); // id of a command -> the call that it decides about
 
-  const page = parts(model.get("examples"));
+  const page = chatPage(model.get("examples"));
   const turns = [];
+  const facts = pacer();
   const bound = new AbortController();
   const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
 
   const orders = commands((message) => model.send(message), {
     failed(kind, id, error) {
-      if (kind === "send") giveBack(id);
+      if (kind === "send" || kind === "edit") giveBack(id);
+      if (kind === "rewind") notices.show("");
       if (id === takingBack) outcome = "Not sent.";
-      else complain(kind === "send" ? `Not sent: ${error}` : error);
+      else if (deciding.has(id) && turns.at(-1)?.refused(deciding.get(id), error)) return;
+      else if (!attach.failed(id, error)) complain(kind === "send" ? `Not sent: ${error}` : error);
       if (kind === "set_thinking") page.thinking.checked = model.get("thinking");
       repaint();
     },
@@ -102,19 +76,85 @@ function render({ model, el }) {
     toggle(page.alert, text !== "");
   }
 
+  const attach = attaching({ button: page.attach, list: page.list, chips: page.chips }, orders.give);
+
+  const notices = notice(() => page.input.focus());
+  page.alert.before(notices.el);
+  const exports_ = exporting(page.exporting, (kind, fields) => acts.give(kind, fields));
+  page.head.after(exports_.el);
+
+  const acts = {
+    give(kind, fields) {
+      complain("");
+      return orders.give(kind, fields);
+    },
+    edit(entry, text) {
+      if (isCut) return CUT;
+      if (isBusy()) return "A reply is running: stop it, or wait for its end.";
+      const at = state.turns.indexOf(entry);
+      if (at < 0) return "This turn is no longer on the branch that is shown.";
+      start("edit", { turn: entry.number, text }, text || entry.user, at);
+      page.input.focus();
+      return "";
+    },
+    decide(call, text) {
+      complain("");
+      const id = text === null ? orders.give("deny", { call }) : orders.give("approve", { call, text });
+      deciding.set(id, call);
+      const waiting = page.log.querySelectorAll('.dsv4-card[data-state="waiting"] .dsv4-row:not([hidden]) button');
+      const here = focused(page.root)?.closest(".dsv4-card");
+      ([...waiting].find((node) => node.closest(".dsv4-card") !== here) ?? page.input).focus();
+    },
+    code(number) {
+      exports_.ask("code", number, async ({ content }) => {
+        notices.show((await copied(content)) ? "Copied: Python that asks this again, with its seed." : content);
+      });
+    },
+    times: exports_.askTimes,
+    has: () => ({ idle: !isBusy() && !isCut, kernel: !isCut }),
+    rewound() {
+      const last = state.turns.at(-1)?.number;
+      if (last) notices.show("Went back. What followed is kept as a branch.", "Undo", () => acts.give("switch", { turn: last }));
+    },
+  };
+
+  function forked({ code, turns: n }) {
+    const what = `A new chat begins with ${n === 1 ? "the first turn" : `the first ${n} turns`}. Show it in a cell: ${code}`;
+    notices.show(what, "Copy", () => copied(code));
+  }
+
+  function sever() {
+    if (isCut) return;
+    isCut = true;
+    const was = state.pending;
+    if (was) giveBack(was.id);
+    state = severed(state);
+    attach.close();
+    complain(CUT);
+    repaint();
+  }
+
   function isBusy() {
-    return phase(state) !== "idle" || model.get("status") !== "idle";
+    return phase(state) !== "idle" || (model.get("status") !== "idle" && !isCut);
   }
 
   function submit(text) {
     if (isBusy() || text.trim() === "") return false;
+    if (isCut) {
+      complain(CUT);
+      return false;
+    }
+    start("send", { text }, text);
+    return true;
+  }
+
+  function start(kind, fields, text, at) {
     complain("");
+    notices.show("");
     outcome = "";
-    const id = orders.give("send", { text });
-    state = asked(state, id, text);
+    state = asked(state, orders.give(kind, fields), text, at);
     isFollowing = true;
     repaint();
-    return true;
   }
 
   function submitInput() {
@@ -126,7 +166,7 @@ function render({ model, el }) {
   }
 
   function giveBack(id) {
-    const text = state.pending?.id === id ? state.pending.text : "";
+    const text = state.pending?.id === id && state.pending.at === Infinity ? state.pending.text : "";
     state = withdrawn(state, id);
     orders.forget(id);
     if (text) page.input.value = page.input.value ? `${text}\n${page.input.value}` : text;
@@ -150,23 +190,31 @@ function render({ model, el }) {
     page.input.style.height = "auto";
     page.input.style.height = `${page.input.scrollHeight + 2}px`;
     paintButton();
+    clearTimeout(measuring);
+    measuring = setTimeout(count, MEASURE_MS);
   }
 
-  /** JupyterLab takes away what Shift+Enter does by itself. */
-  function breakLine() {
-    if (document.execCommand("insertText", false, "\n")) return; // the one way that keeps undo
-    const { selectionStart, selectionEnd } = page.input;
-    page.input.setRangeText("\n", selectionStart, selectionEnd, "end");
-    fit();
+  /** Ask what the message takes of the room; nobody waits for the answer. */
+  function count() {
+    if (isCut || !("used" in (model.get("room") ?? {}))) return;
+    measure = `${Math.random()}`;
+    model.send({ kind: "measure", id: measure, text: page.input.value });
   }
 
   function receive(message) {
     if (!isFromKernel(message)) return;
+    if (isCut) complain(""); // it was not gone
+    isCut = false;
     if (message.kind === "ack") orders.acknowledged(message);
+    else if (message.kind === "names") attach.names(message);
+    else if (message.kind === "forked") forked(message);
+    else if (message.kind === "measured" && message.id === measure) page.room.show(message.room);
+    else if (message.kind === "exported" || message.kind === "times") exports_.came(message);
     else if (message.kind === "begin") state = begun(state, message);
     else if (message.kind === "frame") state = extended(state, message);
     else if (message.kind === "call") state = called(state, message);
     else if (message.kind === "snapshot") state = caughtUp(state, message);
+    else if (message.kind === "maths") takeMaths(message.script);
     if (state.lost) resync();
     repaint();
   }
@@ -200,13 +248,21 @@ function render({ model, el }) {
   function paint() {
     scheduled = 0;
     const isRunning = state.live !== null || state.pending !== null;
-    const wanted = state.turns.length + (isRunning ? 1 : 0);
+    const over = past(state);
+    const wanted = over.length + (isRunning ? 1 : 0);
     while (turns.length > wanted) turns.pop().el.remove();
-    state.turns.forEach((entry, i) => {
-      if (turns[i]?.shows === entry) return;
-      turnAt(i).ended(entry, isNews);
-      turns[i].shows = entry;
+    const offered = `${over.length} ${isBusy()} ${isCut}`;
+    over.forEach((entry, i) => {
+      const isNew = turns[i]?.shows !== entry;
+      if (isNew) {
+        turnAt(i).ended(entry, isNews);
+        turns[i].shows = entry;
+      }
+      const isLast = i === wanted - 1;
+      const isAt = () => i >= over.length - 2 || turns[i].el.matches(":hover, :focus-within");
+      if (isNew || (offered !== offers && isAt())) turns[i].tools(isLast);
     });
+    offers = offered;
     if (state.live) {
       const { run, command } = state.live;
       turnAt(wanted - 1, [run, command || run]).running(state.live, facts(state.live));
@@ -219,29 +275,21 @@ function render({ model, el }) {
     toggle(page.log, wanted > 0);
     page.log.setAttribute("aria-busy", String(isRunning));
     paintControls();
+    follow();
+  }
+
+  function follow() {
     if (isFollowing) page.log.scrollTop = page.log.scrollHeight;
   }
 
   /** The turn in place `i`, a blank one if there is none or it shows none of `kept`. */
   function turnAt(i, kept = [turns[i]?.shows]) {
     if (turns[i] && kept.includes(turns[i].shows)) return turns[i];
-    const blank = turn();
+    const blank = turn(acts);
     if (turns[i]) turns[i].el.replaceWith(blank.el);
     else page.log.append(blank.el);
     turns[i] = blank;
     return blank;
-  }
-
-  function facts(live) {
-    const now = performance.now();
-    if (clock.run !== live.run) clock = { run: live.run, start: now, first: live.next };
-    if (now - lastFacts < FACTS_MS) return "";
-    lastFacts = now;
-    const seconds = (now - clock.start) / 1000;
-    const pacing = live.next - clock.first;
-    // the speed is that of what this view saw arrive; a view that comes late has seen little of the run
-    if (seconds < 0.5 || pacing < 2) return pace(live.next, 0);
-    return `${pace(live.next, 0)} · ${(pacing / seconds).toFixed(1)} tok/s`;
   }
 
   function paintControls() {
@@ -251,6 +299,9 @@ function render({ model, el }) {
     say(page.status, isStopping ? "Stopping…" : isQueued ? "Waiting for the model…" : (PHRASES[at] ?? outcome));
     say(page.title, model.get("title"));
     toggle(page.fresh, state.turns.length > 0 || at !== "idle");
+    toggle(page.exporting, state.turns.length > 0);
+    if (page.exporting.hidden) exports_.close();
+    for (const node of [page.thinking, page.exporting, page.fresh, page.attach]) node.disabled = isCut;
     el.dataset.phase = at;
     el.dataset.status = model.get("status");
     paintButton();
@@ -261,12 +312,21 @@ function render({ model, el }) {
     say(page.button, isStop ? "Stop" : "Send");
     page.button.classList.toggle("is-stop", isStop);
     const isIdle = !isStop && page.input.value.trim() === "";
-    if (isIdle && page.root.getRootNode().activeElement === page.button) page.input.focus();
+    if (isIdle && focused(page.root) === page.button) page.input.focus();
     page.button.disabled = isIdle;
   }
 
   function onThinking() {
     page.thinking.checked = model.get("thinking");
+  }
+
+  function onAttached() {
+    attach.show(model.get("attached") ?? []);
+  }
+
+  function onRoom() {
+    page.room.show(model.get("room") ?? {});
+    if (page.input.value !== "") count();
   }
 
   listen(page.button, "click", (event) => {
@@ -277,7 +337,7 @@ function render({ model, el }) {
   listen(page.input, "keydown", (event) => {
     if (event.key !== "Enter" || event.isComposing) return;
     event.preventDefault();
-    if (event.shiftKey) breakLine();
+    if (event.shiftKey) breakLine(page.input, fit);
     else submitInput();
   });
   listen(page.root, "keydown", (event) => {
@@ -299,8 +359,14 @@ function render({ model, el }) {
   });
   listen(page.thinking, "change", () => orders.give("set_thinking", { value: page.thinking.checked }));
   listen(page.log, "scroll", () => {
-    isFollowing = page.log.scrollHeight - page.log.scrollTop - page.log.clientHeight < NEAR_END_PX;
+    const { scrollTop, scrollHeight, clientHeight } = page.log;
+    // only a reader goes up; that the end went down is no reader's doing
+    const isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    isFollowing = isAtEnd || (isFollowing && scrollTop >= lastTop);
+    lastTop = scrollTop;
   });
+  // what comes into sight has another size than it was thought to have
+  for (const grown of ["dsv4-grown", "contentvisibilityautostatechange"]) listen(page.log, grown, follow);
 
   const heard = [
     ["msg:custom", receive],
@@ -308,18 +374,27 @@ function render({ model, el }) {
     ["change:status", repaint],
     ["change:title", repaint],
     ["change:thinking", onThinking],
+    ["change:attached", onAttached],
+    ["change:room", onRoom],
   ];
   for (const [name, handler] of heard) model.on(name, handler);
+  const endWatch = whenCut(model, sever);
 
+  listenForCopies(page.log);
+  mathsFrom(() => model.send({ kind: "maths" }));
   el.classList.add("dsv4", "dsv4-chat");
   el.replaceChildren(page.root);
   onThinking();
+  onAttached();
+  onRoom();
   paint();
   resync();
 
   return () => {
     bound.abort();
     orders.end();
+    endWatch();
+    clearTimeout(measuring);
     cancelAnimationFrame(scheduled);
     for (const [name, handler] of heard) model.off(name, handler);
   };

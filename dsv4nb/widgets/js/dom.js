@@ -31,15 +31,7 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** A text that grows: what is there is never written again. */
-export function growing(parent) {
-  const node = parent.appendChild(document.createTextNode(""));
-  return {
-    grow(text) {
-      if (text.length > node.length) node.appendData(text.slice(node.length));
-    },
-    settle(text) {
-      if (node.data !== text) node.data = text;
-    },
-  };
+/** The element that has the focus, wherever `node` stands. */
+export function focused(node) {
+  return node.getRootNode().activeElement;
 }

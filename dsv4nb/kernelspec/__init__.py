@@ -1,0 +1,1 @@
+"""A Python kernel that starts with the extension: "DeepSeek V4 (dsv4nb)"."""
