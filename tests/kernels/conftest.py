@@ -47,6 +47,26 @@ def form(request: pytest.FixtureRequest) -> Form:
     return Form(torch.device("cpu"), request.param == "emulated")
 
 
+@pytest.fixture(params=["interpreted", pytest.param("compiled", marks=pytest.mark.gpu)])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where kernels without inline PTX run: interpreted, and on a GPU."""
+    if request.param == "compiled":
+        return torch.device("cuda")
+    if torch.cuda.is_available():
+        pytest.skip("kernels are compiled here, not interpreted")
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_index(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        # the interpreter's scalars are arrays of one element, which numpy no longer makes an int of
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_index)
+    return torch.device("cpu")
+
+
 @pytest.fixture
 def emulated_ptx(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets the interpreter run inline PTX, all threads of a program in lockstep."""

@@ -10,6 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
+RECORDING = Path(__file__).parents[1] / "data/recording.json"
 TOY = Path(__file__).parents[2] / "dsv4nb/toy/model"
 
 pytestmark = [
@@ -54,6 +55,13 @@ flood, spent = Flood(), []
 fast = AcceptancePanel(flood, title="fast")
 pump = fast._pump
 fast"""
+RECORDED = f"""import math, dsv4nb
+from dsv4nb.testing import replay_model
+m = replay_model({str(RECORDING)!r}, speed=math.inf)
+g = m.generate("Tell me a story about a dragon and a clock.")
+from dataclasses import replace
+ms = {{"draft": 5.0, "verify": 9.0, "commit": 0.1, "total": 14.1}}  # what it took just now is in no picture
+dsv4nb.AcceptancePanel(dsv4nb.Rounds(replace(one, ms=ms) for one in g.rounds))"""
 GO = "pump.call(lambda: spent.append(time.process_time())); threading.Thread(target=play, daemon=True).start()"
 SHARE = "print('share', (spent[1] - spent[0]) / (500 / 60))"
 
@@ -258,6 +266,28 @@ def test_light_dark_narrow_and_large(opened: Callable[..., Any], lab: Any, shots
         assert overflow == []
     page.set_viewport_size({"width": 1200, "height": 860})
     lab.command("application:toggle-left-area")
+
+
+def test_pictures_of_a_recording_and_axe(
+    lab: Any, quiet: None, axe: Callable[[str], None], picture: Callable[..., None]
+) -> None:
+    lab.open(lab.write("recorded", RECORDED))
+    lab.size(1400)
+    run_cell(lab, 0)
+    page = lab.page
+    page.locator(".dsv4-acceptance .dsv4-totals dt").first.wait_for(timeout=60_000)
+    page.get_by_role("slider", name="tau").wait_for()
+    page.locator(".dsv4-scroller").focus()
+    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.locator(".dsv4-round-title").get_by_text("Round 3").wait_for()
+    for dark in (False, True):
+        lab.theme(dark=dark)
+        page.locator(".dsv4-tip").wait_for(state="hidden")
+        axe(".dsv4-acceptance")
+        picture(page.locator(".dsv4-acceptance .dsv4-panel"), "acceptance")
+    lab.theme(dark=False)
+    lab.size(1200)
 
 
 def test_j20_500_rounds_at_60_a_second(opened: Callable[..., Any], lab: Any) -> None:
