@@ -105,6 +105,7 @@ class Chat(Exports, Beside, FromToken):
             self._tree.add(turn, said)
         self._callbacks: list[Callable[[str, Any], None]] = []
         self._on_change: list[Callable[[], None]] = []
+        self._on_set: list[Callable[[], None]] = []
 
     @property
     def thinking(self) -> bool:
@@ -115,7 +116,7 @@ class Chat(Exports, Beside, FromToken):
     def thinking(self, value: bool) -> None:
         was, self._thinking = self._thinking, value
         if value != was:
-            self._changed()
+            _call_all(self._on_set)
 
     @property
     def options(self) -> Options:
@@ -133,7 +134,7 @@ class Chat(Exports, Beside, FromToken):
         with self._lock:
             chosen = self.check(**options)
             self._options, self._thinking = chosen, chosen.thinking
-        self._changed()
+        _call_all(self._on_set)
 
     def check(self, **options: Any) -> Options:
         """Return what `options` would be after `set` with the same; change nothing.
@@ -342,6 +343,7 @@ class Chat(Exports, Beside, FromToken):
         """Become the chat that these stand for."""
         self._tree, self._ledger, self._thinking = tree, Ledger(tuple(ledger)), thinking
         self._changed()
+        _call_all(self._on_set)
 
     def _go_to(self, node: Node | None) -> None:
         with self._lock:
@@ -458,20 +460,21 @@ class Chat(Exports, Beside, FromToken):
         return listed(self._callbacks, callback)
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback()` whenever `turns` become others without a turn, or `options` others.
+        """Call `callback()` whenever `turns` become others without a turn: after rewind, switch, reset, resume.
 
-        `rewind`, `switch`, `reset` and `resume` do the one, `set` and `thinking` the other.
-
-        It is called on the thread that changed them, when the change is complete.
+        It is called on the thread that changed them, when the change is complete; no turn is running then.
 
         Returns:
             A function that ends this.
         """
         return listed(self._on_change, callback)
 
+    def on_set(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback()` whenever `options` become others, while a turn is running too; else as `on_change`."""
+        return listed(self._on_set, callback)
+
     def _changed(self) -> None:
-        for callback in tuple(self._on_change):
-            callback()
+        _call_all(self._on_change)
 
     def _ended(
         self, text: str, options: Options, n_sent: int, outcome: Generation | Failed, events: Sequence[Event]
@@ -512,3 +515,8 @@ def _open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the ids of the calls that a history ends with."""
     last = messages[-1] if messages else {}
     return [call["id"] for call in last.get("tool_calls", ())]
+
+
+def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+    for callback in tuple(callbacks):
+        callback()

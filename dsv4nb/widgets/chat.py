@@ -46,6 +46,7 @@ class Chat(chat_actions.Chat, Protocol):
     def reset(self) -> None: ...
     def on_submit(self, callback: Callable[[str, Any], None]) -> object: ...
     def on_change(self, callback: Callable[[], None]) -> object: ...
+    def on_set(self, callback: Callable[[], None]) -> object: ...
     def on_notice(self, callback: Callable[[], None]) -> object: ...
 
 
@@ -107,6 +108,7 @@ class ChatWidget(Panel):
         self.on_msg(self._received)
         chat.on_submit(self._submitted)
         chat.on_change(self._changed)
+        chat.on_set(self._options_set)
         chat.on_notice(self._noticed)
         self._pump.call(self._show_beside)
 
@@ -170,13 +172,19 @@ class ChatWidget(Panel):
         """The chat went back or to another branch, on whatever thread asked for it."""
         self._pump.call(partial(self._take_over, shown_of(self._chat, self._turns)))
 
+    def _options_set(self) -> None:
+        """What the next turns ask for has changed, on whatever thread it was; a turn may be running."""
+        self._pump.call(self._take_options)
+
     def _noticed(self) -> None:
         """Calls wait or no longer do, or attachments are others; on whatever thread it was."""
         self._pump.call(self._show_beside)
 
+    def _take_options(self) -> None:
+        self.thinking = self._chat.thinking
+        self._measure()
+
     def _take_over(self, turns: list[Shown]) -> None:
-        if self.thinking != self._chat.thinking:
-            self.thinking = self._chat.thinking
         if finish(self._watch, self._pump, partial(self._take_over, turns)):
             self._catch_up(turns)
             self._measure()

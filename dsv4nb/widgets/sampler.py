@@ -58,7 +58,7 @@ class Settable(Protocol):
     def set(self, **options: Any) -> None: ...
     def check(self, **options: Any) -> Options: ...
     def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]: ...
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+    def on_set(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class Held:
         """Requests of a model are nobody's turns."""
         return lambda: None
 
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_set(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback()` after `set`."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
@@ -155,7 +155,7 @@ class SamplerPanel(Panel):
             {"set": self._do_set, "preset": self._do_preset, "reset": self._do_reset, "lock": self._do_lock},
         )
         self.on_msg(self._received)
-        self._unwatch = self._source.on_submit(self._submitted), self._source.on_change(self._changed)
+        self._unwatch = self._source.on_submit(self._submitted), self._source.on_set(self._changed)
         if self._source.is_busy and self._source.ticket is not None:
             self._pump.call(partial(self._begin, self._source.ticket))
 

@@ -75,7 +75,7 @@ def test_what_is_refused_changes_nothing(
 ) -> None:
     chat = model.chat(temperature=0.5)
     heard: list[Options] = []
-    chat.on_change(lambda: heard.append(chat.options))
+    chat.on_set(lambda: heard.append(chat.options))
     for call in (chat.check, chat.set):
         with pytest.raises(error) as refused:
             call(**asked)
@@ -92,7 +92,7 @@ def test_a_check_tells_what_would_be_and_changes_nothing(model: Model) -> None:
 def test_listeners_hear_of_a_change_once_and_after_it(model: Model) -> None:
     chat = model.chat()
     heard: list[Any] = []
-    end = chat.on_change(lambda: heard.append((chat.options.temperature, chat.thinking)))
+    end = chat.on_set(lambda: heard.append((chat.options.temperature, chat.thinking)))
     chat.set(temperature=0.5, thinking=True)
     chat.thinking = True
     assert heard == [(0.5, True)], "what is set to what it is changes nothing"

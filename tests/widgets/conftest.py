@@ -98,12 +98,16 @@ class HandChat:
         self.resets = 0
         self._callbacks: list[Callable[[str, Any], None]] = []
         self._on_change: list[Callable[[], None]] = []
+        self._on_set: list[Callable[[], None]] = []
         self._on_notice: list[Callable[[], None]] = []
         self.attachments: tuple[Any, ...] = ()
         self.pending: list[ToolCall] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self._on_change.append(callback)
+
+    def on_set(self, callback: Callable[[], None]) -> None:
+        self._on_set.append(callback)
 
     def on_notice(self, callback: Callable[[], None]) -> None:
         self._on_notice.append(callback)

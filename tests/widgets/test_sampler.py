@@ -313,7 +313,7 @@ def test_a_closed_panel_follows_no_more(model: Model, panel_of: Callable[..., Sa
     panel = panel_of(chat)
     panel.close()
     chat.set(temperature=0.1)
-    assert chat._on_change == [] and chat._callbacks == []
+    assert chat._on_set == [] and chat._callbacks == []
 
 
 def test_what_the_panel_shows_is_what_a_request_gets(model: Model) -> None:
