@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4nb.config import SamplerConfig
-from dsv4nb.session.code import code_of
+from dsv4nb.session.as_code import code_of
 from dsv4nb.session.export import to_cells, to_frame, to_jsonl, to_markdown, to_notebook
 from dsv4nb.session.request import Limits, Options
 from dsv4nb.session.tree import Tree, Turn

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 
 _PUBLIC = {
     "FakeEngine": "dsv4nb.testing.fake_engine",
@@ -21,10 +23,19 @@ __all__ = sorted(_PUBLIC)
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'dsv4nb.testing' has no attribute {name!r}")
-    # kept, or the module that the import leaves under the same name would be found from now on
-    value = globals()[name] = getattr(importlib.import_module(_PUBLIC[name]), name)
-    return value
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_PUBLIC])
+
+
+class _Names(ModuleType):
+    """A package in which a public name is never the module that is called the same, whoever imported that first."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Names

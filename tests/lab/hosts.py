@@ -1,6 +1,7 @@
 """Runs `test_hosts.py` on every kernel and in every application that we promise to work with.
 
     python tests/lab/hosts.py                        # all of them, about two minutes
+    python tests/lab/hosts.py --all                  # every browser test on each, about half an hour
     python tests/lab/hosts.py --only "ipykernel 6.31.0"
 
 Other versions of ipykernel are installed beside the present one, into a folder that is gone afterwards.
@@ -24,7 +25,7 @@ HOSTS = {
 TRIES = {"ipykernel 7.3.0": 2}  # it drops messages to a subshell that has ended, ipykernel #1557
 
 
-def attempt(host: dict[str, str], folder: str) -> bool:
+def attempt(host: dict[str, str], folder: str, which: str) -> bool:
     """Run the tests once; True when they passed."""
     env = dict(os.environ)
     if packages := host.get("packages"):
@@ -51,11 +52,14 @@ def attempt(host: dict[str, str], folder: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", choices=HOSTS, action="append", help="this one; may be given several times")
+    parser.add_argument("--all", action="store_true", help="every browser test, not those of test_hosts.py alone")
+    asked = parser.parse_args()
+    which = "tests/lab" if asked.all else "tests/lab/test_hosts.py"
     failed = []
-    for name in parser.parse_args().only or HOSTS:
+    for name in asked.only or HOSTS:
         print(f"== {name}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            if not any(attempt(HOSTS[name], folder) for _ in range(TRIES.get(name, 1))):
+            if not any(attempt(HOSTS[name], folder, which) for _ in range(TRIES.get(name, 1))):
                 failed.append(name)
     sys.exit(f"failed on {', '.join(failed)}" if failed else 0)
 
