@@ -27,6 +27,7 @@ PLAIN = (
     ("expand", "nothing to add"),
     ("expand", "head"),
     ("collapse", "boundary"),
+    ("collapse", "to experts"),
     ("route", "scores"),
     ("route", "table"),
     ("index_scores", "64x128"),
@@ -34,8 +35,12 @@ PLAIN = (
     ("top_entries", "65536"),
     ("norm_rope", "rows"),
     ("norm_rope", "heads"),
-    ("compress", "4"),
-    ("compress", "128"),
+    ("index_rows", "64x128"),
+    ("compress source", "4"),
+    ("compress source", "128"),
+    ("compress pool", "4"),
+    ("compress pool", "128"),
+    ("compress pool", "index"),
 )
 CAPABILITIES = {90: (1, 2, 4, 8), 100: (1, 8), 120: (1, 8)}  # and the numbers of token columns
 SYSTEM_SHARED = 1024  # bytes that a program of these architectures does not choose
@@ -148,7 +153,16 @@ def compile_plain(op: str, shape: str, capability: int) -> dict[str, Any]:
 
 def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int | bool], dict[str, int], Any]]:
     """Of each launch the kernel, the types of its run-time arguments, its constants, the options and the limits."""
-    from dsv4nb_kernels import compress, hyper_mix, index_scores, norm_rope_write, route, sparse_attention, top_entries
+    from dsv4nb_kernels import (
+        compress,
+        hyper_mix,
+        index_rows,
+        index_scores,
+        norm_rope_write,
+        route,
+        sparse_attention,
+        top_entries,
+    )
 
     if op in ("attend", "combine"):
         heads, cut = int(shape.split("x")[0]), sparse_attention.TUNING
@@ -172,8 +186,11 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
             kernel, warps = hyper_mix._expand_kernel, mix.warps[0]
         else:
             given = types("stream parts scale base norm x codes scales", "bf16 fp32 fp32 fp32 fp32 bf16 fp16 fp32")
-            given |= types("post comb", "fp32 fp32") | {"hc_eps": "fp32", "norm_eps": "fp32"}
-            constants = hyper_mix.collapse_constants(4096, mix, 20, True)
+            given |= types("post comb values row_scales", "fp32 fp32 fp16 fp32") | {
+                "hc_eps": "fp32",
+                "norm_eps": "fp32",
+            }
+            constants = hyper_mix.collapse_constants(4096, mix, 20, True, 8 if shape == "to experts" else 0)
             kernel, warps = hyper_mix._collapse_kernel, mix.warps[1]
         return [(kernel, given, constants, {"num_warps": warps}, hyper_mix.LIMITS[op])]
     if op == "route":
@@ -196,13 +213,24 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
             for each in rounds
         ]
         return [(kernel, given, constants, options, top_entries.LIMITS) for constants, options in launches]
-    if op == "compress":
-        ratio, halves, splits = (4, 2, 4) if shape == "4" else (128, 1, 8)
-        given = types("product offset position ring norm cos sin entries", "fp32 fp32 i32 fp32 fp32 fp32 fp32 bf16")
-        given |= {"eps": "fp32", "T": "i32"}
-        constants = compress.constants(ratio, halves, 256, 512, 64, splits, True)
-        options = {"num_warps": compress.warps(ratio * halves)}
-        return [(compress._compress_kernel, given, constants, options, compress.LIMITS)]
+    if op.startswith("compress"):
+        part = op.split()[1]
+        ratio, halves, splits = (128, 1, 8) if shape == "128" else (4, 2, 4)
+        line = 2 * halves * 512
+        source = types("product offset position ring", "fp32 fp32 i32 fp32") | {"T": "i32"}
+        pool = types("position ring norm cos sin entries", "i32 fp32 fp32 fp32 fp32 bf16") | {"eps": "fp32"}
+        if part == "source":
+            constants = compress.source_constants(ratio, 256, line, 512, splits)
+            options = {"num_warps": compress.SOURCE_WARPS}
+            return [(compress._source_kernel, source, constants, options, compress.LIMITS[part])]
+        width, rounding = (128, "index") if shape == "index" else (512, "kv")
+        constants = compress.pool_constants(ratio, halves, 256, width, 64, rounding)
+        options = {"num_warps": compress.POOL_WARPS}
+        return [(compress._pool_kernel, pool, constants, options, compress.LIMITS[part])]
+    if op == "index_rows":
+        given = types("product cos sin out", "fp32 fp32 fp32 bf16")
+        constants = index_rows.constants(64, 128, 64, 1, True)
+        return [(index_rows._index_rows_kernel, given, constants, {"num_warps": index_rows.WARPS}, index_rows.LIMITS)]
     limits = norm_rope_write.LIMITS[shape]
     options = {"num_warps": norm_rope_write.WARPS[shape]}
     if shape == "rows":

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from dsv4nb_kernels import compress as kernel
+from dsv4nb_kernels.reference._fp4 import round_fp4
+from dsv4nb_kernels.reference._hadamard import hadamard
 from dsv4nb_kernels.reference._norm import rms_norm
 from dsv4nb_kernels.reference.compress import compress
 from dsv4nb_kernels.reference.norm_rope_write import rope_entries
@@ -82,7 +84,7 @@ def draw_context(positions: int, ratio: int, device: torch.device, width: int = 
     )
 
 
-def run(context: Context, steps: list[int], *, kv_fp8: bool = True) -> Tensor:
+def run(context: Context, steps: list[int], *, rounding: kernel.Rounding = "kv") -> Tensor:
     """The entries [n, d] after steps of so many rows; holds the kernel to its own entries and ring rows."""
     device, ratio, width = context.parts.device, context.ratio, context.norm.shape[0]
     reach = context.halves * ratio
@@ -94,7 +96,7 @@ def run(context: Context, steps: list[int], *, kv_fp8: bool = True) -> Tensor:
         kernel.compress(
             context.parts[:, first : first + rows].contiguous(), context.offset,
             torch.tensor([first], dtype=torch.int32, device=device), ring, context.norm,
-            context.cos[window].contiguous(), context.sin[window].contiguous(), entries, eps=EPS, kv_fp8=kv_fp8,
+            context.cos[window].contiguous(), context.sin[window].contiguous(), entries, eps=EPS, rounding=rounding,
         )  # fmt: skip
         first += rows
         done = first // ratio
@@ -112,7 +114,7 @@ def sources(context: Context) -> Tensor:
     return out + context.offset[torch.arange(out.shape[0], device=out.device) % context.ratio]
 
 
-def by_twin(context: Context, *, kv_fp8: bool) -> Tensor:
+def by_twin(context: Context, *, rounding: kernel.Rounding) -> Tensor:
     """[n, d] float64, with the roundings of the contract in between."""
     rows, ratio, width = sources(context).double(), context.ratio, context.norm.shape[0]
     values, scores = rows.chunk(2, -1)
@@ -125,18 +127,25 @@ def by_twin(context: Context, *, kv_fp8: bool) -> Tensor:
     normed = rms_norm(compress(values, scores).bfloat16().double(), context.norm.double(), EPS).bfloat16().double()
     turn = context.cos[:count].double(), context.sin[:count].double()
     turned = rope_entries(normed, *turn, kv_fp8=False)
-    if not kv_fp8:
+    if rounding == "none":
         return turned
     rounded = turned.bfloat16().float().cpu()
+    if rounding == "index":
+        return round_fp4(hadamard(rounded[:, None])[:, 0].bfloat16().float()).double().to(turned.device)
     still = torch.ones(count, TAIL), torch.zeros(count, TAIL)
     return rope_entries(rounded, *still, kv_fp8=True).double().to(turned.device)
 
 
-def require_twin(context: Context, found: Tensor, *, kv_fp8: bool) -> None:
+def require_twin(context: Context, found: Tensor, *, rounding: kernel.Rounding) -> None:
     """Nearly all as the rounded twin; the rest stood beside a boundary of a rounding before the last."""
-    exact = by_twin(context, kv_fp8=kv_fp8)
+    exact = by_twin(context, rounding=rounding)
     step = torch.full((exact.shape[1],), BF16_STEP, device=exact.device)
-    if kv_fp8:
+    if rounding == "index":  # a step of e2m1 at the end of a block, of all that is in it
+        blocks = exact.unflatten(-1, (-1, 32))
+        error = (found.double().unflatten(-1, (-1, 32)) - blocks).abs() / blocks.abs().amax(-1, keepdim=True)
+        assert float(error.max()) <= 1 / 3 and float((error > 0).double().mean()) < 0.02
+        return
+    if rounding == "kv":
         step[:-TAIL] = 2.0**-4
     pair = exact.unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)
     error, size = (found.double() - exact).abs(), pair.clamp_min(1e-3 * exact.abs().amax(-1, keepdim=True))
@@ -156,10 +165,12 @@ def unequal_entries(context: Context, runs: Callable[[list[int]], Tensor], group
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(("ratio", "steps"), [(4, [6, 1, 4, 2]), (8, [3, 8, 1, 5])])
-@pytest.mark.parametrize("kv_fp8", [True, False])
-def test_the_kernel_matches_the_twin(ratio: int, steps: list[int], kv_fp8: bool, place: torch.device) -> None:
+@pytest.mark.parametrize("rounding", ["none", "kv", "index"])
+def test_the_kernel_matches_the_twin(
+    ratio: int, steps: list[int], rounding: kernel.Rounding, place: torch.device
+) -> None:
     context = draw_context(sum(steps), ratio, place)
-    require_twin(context, run(context, steps, kv_fp8=kv_fp8), kv_fp8=kv_fp8)
+    require_twin(context, run(context, steps, rounding=rounding), rounding=rounding)
 
 
 @pytest.mark.kernels
@@ -211,14 +222,21 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
     ]
     for bad, named in cases:
         with pytest.raises(ValueError, match=named):
-            kernel.compress(**{**given, **bad}, eps=EPS, kv_fp8=True)
+            kernel.compress(**{**given, **bad}, eps=EPS, rounding="kv")
+
+
+@pytest.mark.gpu
+def test_m28_the_models_index_keys_are_close_and_do_not_depend_on_the_grouping() -> None:
+    context = draw_context(64, 4, torch.device("cuda"), 128, 8)
+    require_twin(context, run(context, [8] * 8, rounding="index"), rounding="index")
+    assert unequal_entries(context, lambda steps: run(context, steps, rounding="index"), [[8] * 8, [5, 3] * 8]) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("ratio", "positions"), [(4, 64), (128, 384)])
 def test_m28_the_models_entries_are_close_and_do_not_depend_on_the_grouping(ratio: int, positions: int) -> None:
     context = draw_context(positions, ratio, torch.device("cuda"), 512, 4)
-    require_twin(context, run(context, [8] * (positions // 8)), kv_fp8=True)
+    require_twin(context, run(context, [8] * (positions // 8)), rounding="kv")
     groupings = [[8] * (positions // 8), [6, 2] * (positions // 8), [5, 1, 7, 3] * (positions // 16)]
     assert unequal_entries(context, lambda steps: run(context, steps), groupings) == 0
 
@@ -236,7 +254,7 @@ def test_captured_steps_follow_their_position(rows: int) -> None:
 
     def step() -> None:
         kernel.compress(
-            product, context.offset, position, ring, context.norm, cos, sin, entries, eps=EPS, kv_fp8=True,
+            product, context.offset, position, ring, context.norm, cos, sin, entries, eps=EPS, rounding="kv",
             dependent=True,
         )  # fmt: skip
 

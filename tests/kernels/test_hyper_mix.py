@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dsv4nb_kernels import hyper_mix as kernel
+from dsv4nb_kernels._expert_rows import ExpertRows, round_rows
 from dsv4nb_kernels.reference._fp8 import round_fp8
 from dsv4nb_kernels.reference._norm import rms_norm
 from dsv4nb_kernels.reference.hyper_mix import balance, hyper_collapse, hyper_expand, hyper_head, hyper_mix
@@ -197,6 +198,20 @@ def test_the_kernel_matches_the_twin(rows: int, splits: int, n: int, place: torc
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_rows_for_the_experts_are_those_that_they_round_themselves(rows: int, place: torch.device) -> None:
+    step = draw_step(rows, 384, 1, place)
+    spread = ExpertRows.empty(rows, 384, place)
+    out = kernel.launch(
+        step.y, step.stream, step.before, step.weights, CUT, iterations=1, hc_eps=EPS, norm_eps=EPS, act_fp8=True,
+        spread=spread,
+    )  # fmt: skip
+    alone = round_rows(out.x)
+    assert torch.equal(spread.values[:, :rows], alone.values[:, :rows])
+    assert torch.equal(spread.scales[:rows], alone.scales[:rows]) and bool((spread.scales[:rows] > 0).all())
+
+
+@pytest.mark.kernels
 def test_m28_a_row_of_a_step_is_the_row_alone(place: torch.device) -> None:
     step = draw_step(4, 128, 2, place)
     assert unequal_rows(step, lambda s: parts_of(run(s)), [[0, 1, 2, 3], [3, 1]]) == 0
@@ -249,6 +264,15 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
     for bad, named in cases:
         with pytest.raises(ValueError, match=named):
             run(bad)
+    for spread, act_fp8, named in (
+        (ExpertRows.empty(3, 128, place), True, "rows must be 2; got 3"),
+        (ExpertRows.empty(2, 128, place), False, "act_fp8 must be true for the rows of the experts"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            kernel.launch(
+                step.y, step.stream, before, weights, CUT, iterations=1, hc_eps=EPS, norm_eps=EPS, act_fp8=act_fp8,
+                spread=spread,
+            )  # fmt: skip
     with pytest.raises(ValueError, match="iterations must be positive; got 0"):
         kernel.launch(step.y, step.stream, before, weights, CUT, iterations=0, hc_eps=EPS, norm_eps=EPS, act_fp8=True)
 
