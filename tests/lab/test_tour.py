@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,44 @@ def test_the_tour_runs_and_its_chat_answers_and_stops(lab: Any) -> None:
     assert time.monotonic() - start < 2
     assert "50." not in page.locator(".dsv4-answer").last.text_content()
     assert lab.problems == [] and lab.strangers == []
+
+
+CHAT = '''import dsv4nb
+
+def get_weather(city: str) -> dict:
+    """Get the current weather in a city."""
+    return {"city": city, "degrees": 21, "sky": "sunny"}
+
+m = dsv4nb.load("toy", progress=False)
+chat = m.chat(tools=[get_weather], temperature=0)
+chat'''
+
+
+def test_the_chat_of_the_readme(lab: Any, axe: Callable[[str], None], picture: Callable[..., None]) -> None:
+    """What a reply took changes from run to run; it is a small part of the picture."""
+    lab.open(lab.write("readme", CHAT))
+    lab.size(1200, 1100)
+    lab.command("notebook:run-cell")
+    page = lab.page
+    page.locator(".dsv4-chat .dsv4-panel").wait_for(timeout=120_000)
+    page.get_by_role("switch", name="Thinking").check()
+    for n, text in enumerate(("What is 47 + 38?", "What is the weather in Paris?"), 1):
+        box = page.get_by_role("textbox", name="Message", exact=True)
+        box.fill(text)
+        box.press("Enter")
+        page.wait_for_function(
+            """n => document.querySelectorAll(".dsv4-turn").length === n
+              && document.querySelector(".dsv4-chat").dataset.phase === "idle"
+              && document.querySelector(".dsv4-chat").dataset.status === "idle" """,
+            arg=n,
+            timeout=60_000,
+        )
+    assert "85" in page.locator(".dsv4-answer").first.text_content()
+    assert "sunny" in page.locator(".dsv4-answer").last.text_content()
+    page.locator(".dsv4-chat .dsv4-thought summary").first.click()
+    for dark in (False, True):
+        lab.theme(dark=dark)
+        axe(".dsv4-chat")
+        picture(page.locator(".dsv4-chat .dsv4-panel"), "chat")
+    lab.theme(dark=False)
+    lab.size(1200)
