@@ -49,6 +49,13 @@ class ExpertRows:
 
 
 @triton.jit
+def share_scale(b_codes, s_x):
+    """Put a row's blocks [B, 128] of codes under one scale: exact but for values below 2^-40 of the row's largest."""
+    s_row = tl.max(s_x, axis=0) * _ROW_SHARE
+    return (b_codes.to(tl.float32) * (s_x * pow2_inverse(s_row))[:, None]).to(tl.float16), s_row
+
+
+@triton.jit
 def _round_kernel(
     x_ptr,  # [R, W] float32 or bfloat16
     values_ptr,  # float16: column k of row r at r · ROW + k // 32 · UNIT + k % 32
@@ -70,13 +77,11 @@ def _round_kernel(
     s_x = pow2_at_least(tl.maximum(b_peak, _PEAK_FLOOR) * (1 / LARGEST))
     b_codes = round_e4m3(b_x * pow2_inverse(s_x)[:, None])
     if SHARED_SCALE:
-        # exact but for values below 2^-40 of the row's largest
-        s_row = tl.max(s_x, axis=0) * _ROW_SHARE
+        b_values, s_row = share_scale(b_codes, s_x)
         tl.store(scales_ptr + i_row, s_row)
-        b_values = b_codes * (s_x * pow2_inverse(s_row))[:, None]
     else:
-        b_values = b_codes * (s_x * (1 / INNER_SCALE))[:, None]
-    tl.store(values_ptr + i_row * ROW + o_k // 32 * UNIT + o_k % 32, b_values.to(tl.float16), mask=o_k < W)
+        b_values = (b_codes * (s_x * (1 / INNER_SCALE))[:, None]).to(tl.float16)
+    tl.store(values_ptr + i_row * ROW + o_k // 32 * UNIT + o_k % 32, b_values, mask=o_k < W)
 
 
 _PEAK = tl.constexpr("""{

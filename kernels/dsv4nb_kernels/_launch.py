@@ -40,6 +40,21 @@ def require_tensor(
     require(tensor.data_ptr() % ALIGNMENT == 0, f"{name} must start on a {ALIGNMENT}-byte boundary", tensor.data_ptr())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a compiled kernel may need, on every GPU that the engine knows; a test compiles it and compares.
+
+    Attributes:
+        registers: per thread.
+        stack_bytes: per thread; spilled registers live here.
+        shared_bytes: per program.
+    """
+
+    registers: int
+    stack_bytes: int = 0
+    shared_bytes: int = 0
+
+
 WIDE = 8  # token columns of steps of more than four rows
 
 

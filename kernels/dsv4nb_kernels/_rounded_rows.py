@@ -23,7 +23,7 @@ from dsv4nb_kernels._launch import ROWS_MAX, require, require_tensor, runs_ptx
 BLOCK = 128  # columns that share a scale
 PROGRAM_BLOCKS = 8  # of one row in one program
 REGISTERS_MAX = 40
-SHARED_BYTES_MAX = 0
+SHARED_BYTES_MAX = 128
 
 _PEAK_FLOOR = tl.constexpr(1e-4)  # blocks that are all but zero keep a finite scale
 _UNROUNDED_LARGEST = tl.constexpr(32768.0)  # float16 then holds every bfloat16 within 2^-32 of the block's peak
@@ -52,10 +52,23 @@ class RoundedRows:
 
 
 @triton.jit
-def _round_bf16(b_x):
+def round_bf16(b_x):
     """Round float32 to bfloat16, ties to even, as float32; the interpreter's own cast rounds ties up."""
     b_bits = b_x.to(tl.int32, bitcast=True)
     return ((b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def codes_of(b_x, FP8: tl.constexpr):
+    """Blocks [B, 128] of bfloat16 values, given as float32, as float16 codes and one scale for each block."""
+    b_peak = tl.max(tl.abs(b_x), axis=1)
+    if FP8:
+        s_x = pow2_at_least(tl.maximum(b_peak, _PEAK_FLOOR) * (1 / LARGEST))
+        b_codes = round_e4m3(b_x * pow2_inverse(s_x)[:, None])
+    else:
+        s_x = pow2_at_least(tl.maximum(b_peak, _UNROUNDED_FLOOR) * (1 / _UNROUNDED_LARGEST))
+        b_codes = b_x * pow2_inverse(s_x)[:, None]
+    return b_codes.to(tl.float16), s_x
 
 
 @triton.jit
@@ -79,15 +92,9 @@ def _round_rows_kernel(
     b_x = tl.load(x_ptr + i_row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
     for i in tl.static_range(1, SPLITS):
         b_x += tl.load(x_ptr + (i * tl.num_programs(0) + i_row) * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_x = _round_bf16(b_x)  # what every FP8 product of the contract reads
-    b_peak = tl.max(tl.abs(b_x), axis=1)
-    if FP8:
-        s_x = pow2_at_least(tl.maximum(b_peak, _PEAK_FLOOR) * (1 / LARGEST))
-        b_codes = round_e4m3(b_x * pow2_inverse(s_x)[:, None])
-    else:
-        s_x = pow2_at_least(tl.maximum(b_peak, _UNROUNDED_FLOOR) * (1 / _UNROUNDED_LARGEST))
-        b_codes = b_x * pow2_inverse(s_x)[:, None]
-    tl.store(codes_ptr + i_row * K + o_k, b_codes.to(tl.float16), mask=m_k)
+    b_x = round_bf16(b_x)  # what every FP8 product of the contract reads
+    b_codes, s_x = codes_of(b_x, FP8)
+    tl.store(codes_ptr + i_row * K + o_k, b_codes, mask=m_k)
     tl.store(scales_ptr + o_block * 8 + i_row, s_x, mask=o_block * 128 < K)
 
 

@@ -15,6 +15,8 @@ import torch
 from dsv4nb_kernels import bench
 from dsv4nb_kernels.bench import _driver
 
+LAYER = "layer"  # of all operations in a row
+
 
 def operations() -> list[str]:
     """Return the operations that have a bench, in alphabetical order."""
@@ -24,7 +26,9 @@ def operations() -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print the table last, and write the numbers where asked."""
     parser = argparse.ArgumentParser(prog="python -m dsv4nb_kernels.bench", description=__doc__)
-    parser.add_argument("--op", nargs="+", choices=operations(), default=operations(), help="which; all when absent")
+    parser.add_argument(
+        "--op", nargs="+", choices=[*operations(), LAYER], default=operations(), help="which; all when absent"
+    )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6], help="steps of this many rows")
     parser.add_argument("--shape", nargs="+", help="only these, as the table names them; all when absent")
     parser.add_argument("--quick", action="store_true", help="the product's arms and the peers, no other cuts")
@@ -37,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     device = torch.device("cuda", torch.cuda.current_device())
     began = time.monotonic()
-    modules = [importlib.import_module(f"{bench.__name__}.{op}") for op in options.op]
+    names = [f"_{op}" if op == LAYER else op for op in options.op]
+    modules = [importlib.import_module(f"{bench.__name__}.{name}") for name in names]
     arms = [arm for module in modules for arm in module.arms(device) if arm.rows in options.rows]
     arms = [arm for arm in arms if options.shape is None or arm.shape in options.shape]
     arms = [arm for arm in arms if arm.is_product or arm.is_peer] if options.quick else arms

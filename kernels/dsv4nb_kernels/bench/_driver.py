@@ -25,6 +25,7 @@ Key = TypeVar("Key", bound=tuple[object, ...])
 
 ROTATED_BYTES = 1 << 29  # nine times the L2 of an H200
 GRAPH_BYTES = 1 << 30  # a graph reads at least this much: its own start is lost in 0.25 ms
+LAUNCHES_MAX = 1024  # or, of operations that read little, holds so many launches
 REPLAYS = 7
 ROUNDS = 3  # every arm is timed this often, in alternating order; the median of all replays counts
 COPY_BYTES = 1 << 31
@@ -48,6 +49,8 @@ class Arm:
         check: runs the arm once on fresh inputs and raises AssertionError if the result is wrong.
         is_product: this is what the operation's launcher does for the shape.
         is_peer: somebody else's kernel.
+        copies: how many copies rotate; as many as `bytes_read` asks for when None. Few where an operation reads what
+            the one before it has just written.
     """
 
     op: str
@@ -60,6 +63,7 @@ class Arm:
     check: Callable[[], None] | None = None
     is_product: bool = False
     is_peer: bool = False
+    copies: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +176,9 @@ def _prepare(arm: Arm) -> _Captured:
     """Check the arm, then capture its launches."""
     if arm.check is not None:
         arm.check()
-    launches = max(copies(arm.bytes_read), math.ceil(GRAPH_BYTES / arm.bytes_read), 4)
-    launch = arm.make(copies(arm.bytes_read))
+    count = arm.copies or copies(arm.bytes_read)
+    launches = max(count, min(math.ceil(GRAPH_BYTES / arm.bytes_read), LAUNCHES_MAX), 4)
+    launch = arm.make(count)
     graph = _capture(launch, launches)
     _replay_us(graph)
     return _Captured(graph, launches, launch)

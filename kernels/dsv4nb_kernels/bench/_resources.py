@@ -25,7 +25,7 @@ class Resources:
     Attributes:
         registers: per thread.
         stack_bytes: per thread; spilled registers live here.
-        shared_bytes: per program, with the 1024 that the system takes from sm_90 on.
+        shared_bytes: per program, what the launch adds included, with the 1024 that the system takes from sm_90 on.
         moves_lanes: whether a tensor changes its layout on the way, which inline PTX on lanes does not survive.
     """
 
@@ -71,6 +71,6 @@ def resources(
     return Resources(
         registers=registers,
         stack_bytes=stack,
-        shared_bytes=shared,
+        shared_bytes=shared + compiled.metadata.shared,
         moves_lanes="ttg.convert_layout" in compiled.asm["ttgir"],
     )

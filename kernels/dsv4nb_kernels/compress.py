@@ -1,0 +1,218 @@
+"""Source rows of a compressor into its ring; finished windows into entries. Twin: `reference.compress`.
+
+Traffic    reads the parts of a product and writes a ring row each; of a row that ends a window, reads the window's rows
+           from the ring and writes an entry: latency-bound
+Grid       (T, 2n) for the source rows, then (T,); a program whose row ends no window has nothing to do
+Equality   a window is pooled from the ring, always as many rows at a time: an entry does not depend on how its rows
+           were grouped into steps
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dsv4nb_kernels._index_values import hadamard_signs, round_fp4
+from dsv4nb_kernels._kv_rows import KV_BLOCK, inverse_rms, round_kv
+from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._rotary import require_angles, turn_tail
+from dsv4nb_kernels._rounded_rows import round_bf16
+from dsv4nb_kernels._turns import take_turn
+
+SOURCE_WARPS, POOL_WARPS = 4, 4
+EAGER = True
+TOGETHER_MAX = 32  # rows of a window that are pooled at a time: all in the registers of a channel's thread
+LIMITS = {"source": Limits(registers=40), "pool": Limits(registers=176, shared_bytes=2048)}
+
+Rounding = Literal["none", "kv", "index"]
+_ROUNDINGS: tuple[Rounding, ...] = ("none", "kv", "index")
+_LOWEST = tl.constexpr(-3.0e38)  # stands for the maximum of no rows: finite, so that nothing minus nothing is no NaN
+
+
+@triton.jit(do_not_specialize=["T"])
+def _source_kernel(
+    product_ptr,  # [S, T, 2 · halves · d] float32
+    offset_ptr,  # [r, 2 · halves · d] float32
+    position_ptr,  # [1] int32
+    ring_ptr,  # [C, 2 · halves · d] float32
+    T,  # int, 1 … 8
+    RATIO: tl.constexpr,
+    RING: tl.constexpr,
+    LINE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    EAGER: tl.constexpr,
+):
+    i_row = tl.program_id(0)
+    o_column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    take_turn(DEPENDENT, EAGER)
+    position = tl.load(position_ptr) + i_row
+    b_row = tl.load(product_ptr + i_row * LINE + o_column)
+    for i in tl.static_range(1, SPLITS):
+        b_row += tl.load(product_ptr + (i * T + i_row) * LINE + o_column)
+    b_row += tl.load(offset_ptr + position % RATIO * LINE + o_column)
+    tl.store(ring_ptr + position % RING * LINE + o_column, b_row)
+
+
+@triton.jit
+def _pool_kernel(
+    position_ptr,  # [1] int32
+    ring_ptr,  # [C, 2 · halves · d] float32
+    norm_ptr,  # [d] float32
+    cos_ptr,  # [T, rd] float32
+    sin_ptr,  # [T, rd] float32
+    entries_ptr,  # [E, d] bfloat16
+    eps,  # float
+    RATIO: tl.constexpr,
+    HALVES: tl.constexpr,
+    RING: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TAIL: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    EAGER: tl.constexpr,
+):
+    LINE: tl.constexpr = 2 * HALVES * WIDTH
+    REACH: tl.constexpr = HALVES * RATIO
+    i_row = tl.program_id(0)
+    o_d = tl.arange(0, WIDTH)
+    o_place = tl.arange(0, TOGETHER)
+    b_norm = tl.load(norm_ptr + o_d)
+    take_turn(DEPENDENT, EAGER)
+    position = tl.load(position_ptr) + i_row
+    if position % RATIO == RATIO - 1:
+        b_top = tl.full([WIDTH], _LOWEST, tl.float32)
+        b_total = tl.zeros([WIDTH], tl.float32)
+        b_pooled = tl.zeros([WIDTH], tl.float32)
+        for start in range(0, REACH, TOGETHER):
+            o_position = position - (REACH - 1) + start + o_place
+            m_row = (o_position >= 0)[:, None]
+            # of the window before its first half of the columns, of the own window the second
+            o_row = o_position % RING * LINE + (start + o_place) // RATIO * WIDTH
+            p_values = ring_ptr + o_row[:, None] + o_d[None, :]
+            b_scores = tl.load(p_values + HALVES * WIDTH, mask=m_row, other=float("-inf"))
+            b_values = tl.load(p_values, mask=m_row, other=0.0)
+            b_new = tl.maximum(b_top, tl.max(b_scores, axis=0))
+            b_raised = tl.exp(b_scores - b_new[None, :])
+            b_kept = tl.exp(b_top - b_new)
+            b_total = b_total * b_kept + tl.sum(b_raised, axis=0)
+            b_pooled = b_pooled * b_kept + tl.sum(b_raised * b_values, axis=0)
+            b_top = b_new
+        b_x = round_bf16(b_pooled / b_total)
+        b_x = round_bf16(b_norm * (b_x * inverse_rms(b_x, WIDTH, eps)))
+        b_x = round_bf16(turn_tail(b_x, cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL))
+        if ROUNDING == 1:
+            b_x = round_kv(b_x, WIDTH, TAIL)
+        elif ROUNDING == 2:
+            b_x = round_bf16(tl.sum(hadamard_signs(WIDTH) * b_x[:, None], axis=0) * (WIDTH**-0.5))
+            b_x = tl.reshape(round_fp4(tl.reshape(b_x, [1, WIDTH // 32, 32])), [WIDTH])
+        tl.store(entries_ptr + (position // RATIO).to(tl.int64) * WIDTH + o_d, b_x.to(tl.bfloat16))
+
+
+def compress(
+    product: Tensor,
+    offset: Tensor,
+    position: Tensor,
+    ring: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    entries: Tensor,
+    *,
+    eps: float,
+    rounding: Rounding,
+    dependent: bool = False,
+) -> None:
+    """Write a step's source rows into the ring, and the entries of the windows that it ends.
+
+    Args:
+        product: [S, T, 2·n·d] float32, T from 1 to 8: parts, added from left to right; of a row first the values, then
+            the scores, n halves each. d is a power of two from 128 on.
+        offset: [r, 2·n·d] float32, added by the place in a window; n = 2, where windows overlap, for r = 4; else n = 1.
+        position: [1] int32, of the first row; the others follow it.
+        ring: [C, 2·n·d] float32, the rows of earlier steps, each at its position modulo C; C at least n·r + T.
+        norm: [d] float32.
+        cos, sin: [T, rd] float32, angles of the entry that each row ends, at the first position of its window; not read
+            for other rows. Each angle stands twice, the sine of an even element is negated.
+        entries: [E, d] bfloat16, written at the windows' numbers.
+        rounding: what the cache holds. "kv": everything outside the rotated tail passed through e4m3, blocks of 64;
+            "index": rotated by the Hadamard matrix, d at most 256, and passed through e2m1, blocks of 32.
+        dependent: start before the kernel that writes `product` has ended, and wait for it inside.
+
+    Raises:
+        ValueError: a shape, dtype, stride, device or alignment does not fit.
+    """
+    require(product.ndim == 3 and product.shape[0] > 0, "product must be [S, T, N]", tuple(product.shape))
+    splits, rows, line = product.shape
+    device = product.device
+    require(1 <= rows <= ROWS_MAX, f"product must have 1 to {ROWS_MAX} rows", rows)
+    width = norm.shape[0]
+    require(width >= 128 and width == triton.next_power_of_2(width), "norm must be a power of two from 128 on", width)
+    halves, ratio = line // (2 * width), offset.shape[0]
+    require(halves in (1, 2) and line == 2 * halves * width, f"product must be {2 * width} or {4 * width} wide", line)
+    require(ratio > 0 and halves * ratio % 8 == 0, "a window must have a multiple of 8 rows", halves * ratio)
+    require_tensor(product, "product", (splits, rows, line), torch.float32)
+    require_tensor(offset, "offset", (ratio, line), torch.float32, device)
+    require_tensor(position, "position", (1,), torch.int32, device)
+    held = ring.shape[0]
+    require(held >= halves * ratio + rows, f"ring must have at least {halves * ratio + rows} rows", held)
+    require_tensor(ring, "ring", (held, line), torch.float32, device)
+    require_tensor(norm, "norm", (width,), torch.float32, device)
+    tail = require_angles(cos, sin, rows, width, device)
+    require((width - tail) % KV_BLOCK == 0, f"d - rd must be a multiple of {KV_BLOCK}", (width, tail))
+    require_tensor(entries, "entries", (entries.shape[0], width), torch.bfloat16, device)
+    require(rounding in _ROUNDINGS, f"rounding must be one of {_ROUNDINGS}", rounding)
+    require(rounding != "index" or width <= 256, 'rows of rounding "index" must be at most 256 wide', width)
+    is_ptx = runs_ptx(device)
+    is_dependent = dependent and is_ptx
+    _source_kernel[(rows, 2 * halves)](
+        product, offset, position, ring, rows,
+        **source_constants(ratio, held, line, width, splits, is_dependent),
+        **({"num_warps": SOURCE_WARPS, "launch_pdl": dependent} if is_ptx else {}),
+    )  # fmt: skip
+    _pool_kernel[(rows,)](
+        position, ring, norm, cos, sin, entries, eps,
+        **pool_constants(ratio, halves, held, width, tail, rounding, is_dependent),
+        **({"num_warps": POOL_WARPS, "launch_pdl": dependent} if is_ptx else {}),
+    )  # fmt: skip
+
+
+def source_constants(
+    ratio: int, ring: int, line: int, width: int, splits: int, dependent: bool = True
+) -> dict[str, int | bool]:
+    """Return the first kernel's compile-time arguments."""
+    return {
+        "RATIO": ratio,
+        "RING": ring,
+        "LINE": line,
+        "WIDTH": width,
+        "SPLITS": splits,
+        "DEPENDENT": dependent,
+        "EAGER": EAGER,
+    }
+
+
+def pool_constants(
+    ratio: int, halves: int, ring: int, width: int, tail: int, rounding: Rounding, dependent: bool = True
+) -> dict[str, int | bool]:
+    """Return the second kernel's compile-time arguments."""
+    return {
+        "RATIO": ratio,
+        "HALVES": halves,
+        "RING": ring,
+        "WIDTH": width,
+        "TAIL": tail,
+        "TOGETHER": math.gcd(halves * ratio, TOGETHER_MAX),
+        "ROUNDING": _ROUNDINGS.index(rounding),
+        "DEPENDENT": dependent,
+        "EAGER": EAGER,
+    }

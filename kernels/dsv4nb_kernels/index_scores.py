@@ -1,0 +1,178 @@
+"""How much each row of a step wants each compressed entry. Twin: `reference.index_scores`.
+
+Traffic    reads the C·d keys once for all rows; writes T·C float32: bandwidth-bound
+Grid       (C / keys,); a program scores its keys for one row after the other
+Equality   the product of a row has the shape [keys, d] x [d, Hi] whoever else is there: row i of a step is bitwise the
+           row alone, and an entry's score depends on the entry alone
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dsv4nb_kernels._dots import dot_bf16
+from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._turns import take_turn
+
+KEYS = 128  # C is a multiple of it, as the twin's
+ENTRIES_MAX = 1 << 20  # C; a place among the scores of eight rows fits an int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """How the scores are cut; no part of it may depend on the number of rows.
+
+    Attributes:
+        keys: entries of one program, at most 128.
+        warps: of one program.
+        stages: rows whose queries are on their way at a time.
+        eager: whether the next kernel may start before this one has waited itself.
+    """
+
+    keys: int = 128
+    warps: int = 4
+    stages: int = 1
+    eager: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.keys} keys, {self.warps} warps, {self.stages} stages" + (", eager" if self.eager else "")
+
+
+TUNING = Tuning()  # measured on an H200, see kernels/README.md
+LIMITS = Limits(registers=200, shared_bytes=49 * 1024)
+
+
+@triton.jit(do_not_specialize=["T", "C"])
+def _index_scores_kernel(
+    query_ptr,  # [T, Hi, d] bfloat16
+    keys_ptr,  # [C, d] bfloat16
+    weights_ptr,  # [S, T, Hi] float32
+    visible_ptr,  # [T] int32
+    scores_ptr,  # [T, C] float32
+    T,  # int, 1 … 8
+    C,  # int, multiple of 128
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    KEYS: tl.constexpr,
+    TENSOR_CORES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    EAGER: tl.constexpr,
+):
+    first = tl.program_id(0) * KEYS
+    o_key = first + tl.arange(0, KEYS)
+    o_head = tl.arange(0, HEADS)
+    o_d = tl.arange(0, WIDTH)
+    p_query = query_ptr + o_head[None, :] * WIDTH + o_d[:, None]
+    p_weights = weights_ptr + o_head
+    take_turn(DEPENDENT, EAGER)
+    visible = 0
+    for i in range(T):
+        visible = tl.maximum(visible, tl.load(visible_ptr + i))
+    if first < visible:
+        b_keys = tl.load(keys_ptr + o_key.to(tl.int64)[:, None] * WIDTH + o_d[None, :])
+        for i in range(T):
+            b_weights = tl.load(p_weights + i * HEADS)
+            for s in tl.static_range(1, SPLITS):
+                b_weights += tl.load(p_weights + (s * T + i) * HEADS)
+            b_query = tl.load(p_query + i * (HEADS * WIDTH))
+            b_z = dot_bf16(b_keys, b_query, tl.zeros([KEYS, HEADS], tl.float32), TENSOR_CORES)
+            b_scores = tl.sum(tl.maximum(b_z, 0.0) * b_weights[None, :], axis=1)
+            tl.store(scores_ptr + i * C + o_key, b_scores)
+
+
+def index_scores(
+    query: Tensor,
+    keys: Tensor,
+    weights: Tensor,
+    visible: Tensor,
+    *,
+    out: Tensor | None = None,
+    dependent: bool = False,
+) -> Tensor:
+    """Sum relu(query · key) over the heads, weighted.
+
+    Args:
+        query: [T, Hi, d] bfloat16, T from 1 to 8, Hi and d powers of two from 16 on.
+        keys: [C, d] bfloat16, C a multiple of 128.
+        weights: [S, T, Hi] float32: the parts of the product that weighs the heads, added from left to right.
+        visible: [T] int32, entries that each row may see; columns from the largest of them on are left alone.
+        out: [T, C] float32 destination, for graph capture; allocated when None.
+        dependent: start before the kernel that writes `query` has ended, and wait for it inside.
+
+    Raises:
+        ValueError: a shape, dtype, stride, device or alignment does not fit.
+    """
+    return launch(query, keys, weights, visible, TUNING, out=out, dependent=dependent)
+
+
+def launch(
+    query: Tensor,
+    keys: Tensor,
+    weights: Tensor,
+    visible: Tensor,
+    cut: Tuning,
+    *,
+    out: Tensor | None = None,
+    dependent: bool = False,
+    tensor_cores: bool | None = None,
+) -> Tensor:
+    """`index_scores` with another cut or form: for benches and tests."""
+    require(query.ndim == 3, "query must be [T, Hi, d]", tuple(query.shape))
+    rows, heads, width = query.shape
+    device = query.device
+    require(1 <= rows <= ROWS_MAX, f"query must have 1 to {ROWS_MAX} rows", rows)
+    for name, size in (("heads", heads), ("channels", width)):
+        require(size >= 16 and size == triton.next_power_of_2(size), f"{name} must be a power of two from 16 on", size)
+    require_tensor(query, "query", (rows, heads, width), torch.bfloat16)
+    require(keys.ndim == 2, "keys must be [C, d]", tuple(keys.shape))
+    count = keys.shape[0]
+    require(
+        0 < count <= ENTRIES_MAX and count % KEYS == 0,
+        f"keys must have a multiple of {KEYS} entries up to {ENTRIES_MAX}",
+        count,
+    )
+    require_tensor(keys, "keys", (count, width), torch.bfloat16, device)
+    require(weights.ndim == 3 and weights.shape[0] > 0, "weights must be [S, T, Hi]", tuple(weights.shape))
+    splits = weights.shape[0]
+    require_tensor(weights, "weights", (splits, rows, heads), torch.float32, device)
+    require_tensor(visible, "visible", (rows,), torch.int32, device)
+    if out is None:
+        out = torch.empty(rows, count, dtype=torch.float32, device=device)
+    require_tensor(out, "out", (rows, count), torch.float32, device)
+    is_ptx = runs_ptx(device)
+    by_cores = is_ptx if tensor_cores is None else tensor_cores
+    _index_scores_kernel[(count // cut.keys,)](
+        query,
+        keys,
+        weights,
+        visible,
+        out,
+        rows,
+        count,
+        **constants(heads, width, splits, cut, dependent and is_ptx, by_cores),
+        **({"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": dependent} if is_ptx else {}),
+    )
+    return out
+
+
+def constants(
+    heads: int, width: int, splits: int, cut: Tuning, dependent: bool = True, tensor_cores: bool = True
+) -> dict[str, int | bool]:
+    """Return the kernel's compile-time arguments."""
+    return {
+        "HEADS": heads,
+        "WIDTH": width,
+        "SPLITS": splits,
+        "KEYS": cut.keys,
+        "TENSOR_CORES": tensor_cores,
+        "DEPENDENT": dependent,
+        "EAGER": cut.eager,
+    }
