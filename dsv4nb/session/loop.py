@@ -156,7 +156,8 @@ class Loop(Log):
     def _answer(self, call: ToolCall, *, is_over: bool) -> None:
         """Give one call its result; it has one before anything else can go wrong."""
         if is_over:
-            self._results[call.id] = _not_run(call, f"this turn has had {self._rules.max_rounds} rounds of calls")
+            n = self._rules.max_rounds
+            self._results[call.id] = _not_run(call, f"this turn has had {n} round{'s' * (n != 1)} of calls")
         elif self._cancelled.is_set():
             self._results[call.id] = _not_run(call, STOPPED)
         else:

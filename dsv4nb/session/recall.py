@@ -8,6 +8,7 @@ from dataclasses import replace
 from dsv4nb.events import Event, Failed, Generation, PromptUsage, Round, Rounds, Token, ToolCall, ToolResult
 from dsv4nb.session.request import Options
 from dsv4nb.session.result import joined
+from dsv4nb.session.thoughts import Apart
 from dsv4nb.session.tree import Turn
 
 
@@ -17,6 +18,7 @@ def turn_of(text: str, options: Options, outcome: Generation | Failed, events: S
     Args:
         text: what was asked, with these options.
     """
+    events = tuple(map(Apart(), events))
     rounds, marks = _rounds(events)
     turn = Turn(
         user=text,

@@ -10,6 +10,7 @@ from dsv4nb.errors import RequestError
 from dsv4nb.events import Done, StopReason, TokenLogprob, ToolCall, ToolResult
 from dsv4nb.rounds import Rounds
 from dsv4nb.session.request import Options
+from dsv4nb.session.thoughts import GAP
 
 _SHOWN = 60  # characters of a message in the drawing
 
@@ -19,6 +20,7 @@ class Turn:
     """One question and what came back.
 
     Attributes:
+        reasoning: the thoughts of its runs, with a blank line between.
         tool: calls, as the model wrote them; `calls` and `results` are their values.
         stop_reason: None when it failed; "cancelled" when it was stopped, with the text so far.
         n_reasoning: tokens of the reasoning.
@@ -294,7 +296,7 @@ def _turn_of(group: Sequence[Mapping[str, Any]]) -> Turn:
     ]
     return Turn(
         user=group[0]["content"],
-        reasoning="".join(reply.get("reasoning_content", "") for reply in replies),
+        reasoning=GAP.join(thought for reply in replies if (thought := reply.get("reasoning_content"))),
         text="".join(reply["content"] for reply in replies),
         calls=tuple(calls),
         results=tuple(results),

@@ -17,6 +17,7 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 from dsv4nb.events import Channel, Done, Event, Failed, StopReason, Token, ToolCall, ToolResult
+from dsv4nb.session.thoughts import Apart
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ News = Frame | Status | Called | Ended
 class Watch:
     """Reads one ticket from where it stopped reading.
 
-    The tokens handed out do not depend on when it is asked: joined, the frames are the run.
+    The tokens handed out do not depend on when it is asked: joined, the frames are the run, with a blank
+    line between the thoughts of two runs.
     """
 
     def __init__(self, run: int, ticket: Pollable, sink: Callable[[News], None]) -> None:
@@ -114,6 +116,7 @@ class Watch:
         self._state = ""
         self._last: Event | None = None
         self._calls: list[ToolCall] = []
+        self._apart = Apart()
         self.over = False
 
     def has_read_all(self) -> bool:
@@ -133,7 +136,7 @@ class Watch:
         if state != self._state and state in ("queued", "running"):
             self._state = state
             told.append(Status(run=self.run, state=state))
-        tokens = tuple((event.channel, event.text) for event in events if isinstance(event, Token))
+        tokens = tuple((event.channel, event.text) for event in map(self._apart, events) if isinstance(event, Token))
         if tokens:
             told.append(Frame(run=self.run, start=self._start, tokens=tokens))
             self._start += len(tokens)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from dsv4nb.events import Channel, Done, Event, Failed, PromptUsage, Round, StopReason, Token, ToolCall, ToolResult
 from dsv4nb.rounds import Rounds
+from dsv4nb.session.thoughts import Apart
 from dsv4nb.stream.calls import Card, cards_of
 from dsv4nb.stream.facts import RunFacts, run_facts
 
@@ -160,7 +161,7 @@ def entry_from_events(user: str, events: Sequence[Event], waiting: Collection[st
         waiting: ids of the calls that wait for a person.
     """
     parts: dict[Channel, list[str]] = {"content": [], "reasoning": [], "tool": [], "hidden": []}
-    for event in events:
+    for event in map(Apart(), events):
         if isinstance(event, Token):
             parts[event.channel].append(event.text)
     calls = [event for event in events if isinstance(event, ToolCall)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,38 +16,29 @@ from typing import Any, Protocol, runtime_checkable
 from dsv4nb.errors import ChatBusy, RequestError
 from dsv4nb.events import Generation
 from dsv4nb.rounds import Costs, Rounds
-from dsv4nb.stream.frames import Ended, News, Pollable, Pump, Watch, shared_pump
-from dsv4nb.widgets import protocol
+from dsv4nb.stream.frames import Pollable, Pump
+from dsv4nb.widgets import following, protocol
 from dsv4nb.widgets.acceptance_figures import figures_of, sweep_points, wire_rounds
 from dsv4nb.widgets.acceptance_saved import SavedRounds
 from dsv4nb.widgets.acceptance_story import Reader, Story, TurnLike, story_of_rounds, story_of_turn
-from dsv4nb.widgets.orders import Orders
-from dsv4nb.widgets.panel import Panel, finish
+from dsv4nb.widgets.following import NO_TURN, Following
 
 _STATIC = Path(__file__).parent / "static"
 
 FIGURES_S = 0.5  # between two counts of the totals while a reply runs
 FIGURES_SHARE = 0.02  # of a core, for counting them again: a long reply is counted more seldom
-LISTED = 200  # turns to choose from, the latest ones
-NO_TURN = -1
 
 
 @runtime_checkable
-class Chat(Protocol):
+class Chat(following.Chat, Protocol):
     """What the panel asks of a chat; `dsv4nb.session.chat.Chat` is one."""
 
     @property
     def turns(self) -> Sequence[TurnLike]: ...
-    @property
-    def is_busy(self) -> bool: ...
-    @property
-    def ticket(self) -> Any: ...
     def rewind(self, turn: int | None = None, *, round: int | None = None) -> None: ...
-    def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]: ...
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
-class AcceptancePanel(Panel):
+class AcceptancePanel(Following[Story]):
     """Shows rounds of speculation in any number of views.
 
     Args:
@@ -64,9 +55,10 @@ class AcceptancePanel(Panel):
     _esm = _STATIC / "acceptance.js"
     _css = _STATIC / "acceptance.css"
 
+    from_page, from_kernel = protocol.ROUNDS_FROM_PAGE, protocol.ROUNDS_FROM_KERNEL
     saved_class, name = "dsv4-rounds-saved", "Speculation"
 
-    _unwatch: tuple[Callable[[], None], ...] = ()  # a panel that was refused is closed too
+    _chat: Chat | None
 
     def __init__(
         self,
@@ -77,88 +69,32 @@ class AcceptancePanel(Panel):
         pump: Pump | None = None,
     ) -> None:
         chat, story, ticket = _parts(source)
-        super().__init__(title=title)
-        self._chat, self._story, self._costs = chat, story, costs
-        self._pump = pump or shared_pump()
-        self._reader: Reader | None = None  # of the run that goes on
-        self._watch: Watch | None = None
-        self._follows = True
-        self._run = 1
-        self._sent = 0
-        self._figures_due = 0.0
-        self._orders = Orders(self.send, {"show": self._do_show, "rewind": self._do_rewind, "sweep": self._do_sweep})
-        self.on_msg(self._received)
-        if chat is not None:
-            self._unwatch = chat.on_submit(self._submitted), chat.on_change(self._changed)
-            ticket = chat.ticket if chat.is_busy else None
-        if ticket is not None:
-            self._pump.call(partial(self._begin, "", ticket))
+        self._costs, self._sent, self._figures_due = costs, 0, 0.0
+        do = {"rewind": self._do_rewind, "sweep": self._do_sweep}
+        super().__init__(chat, story, ticket, do, title=title, pump=pump)
 
-    def close(self) -> None:
-        """Stop following, and remove all views."""
-        for end in self._unwatch:
-            end()
-        super().close()
+    # what the page is told, on the pump's thread
 
-    # page to kernel: may run on a subshell's thread
+    def _of_turn(self, turn: TurnLike | None) -> Story:
+        return Story() if turn is None else story_of_turn(turn)
 
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
-        command = protocol.parse(content, protocol.ROUNDS_FROM_PAGE)
-        if command is None:
-            return
-        self._pump.call(self._resync if command["kind"] == "resync" else partial(self._orders.obey, command))
+    def _of_run(self, ticket: Pollable, user: str) -> Reader:
+        return Reader(ticket, user)
 
-    def _submitted(self, user: str, ticket: Pollable) -> None:
-        """The chat started a turn, on whatever thread asked for it."""
-        self._pump.call(partial(self._begin, user, ticket))
+    def _size(self, turn: TurnLike) -> int:
+        return len(turn.rounds)
 
-    def _changed(self) -> None:
-        """The chat went back or to another branch, on whatever thread asked for it."""
-        self._pump.call(self._take_over)
-
-    # everything below runs on the pump's thread
-
-    def _say(self, kind: str, **fields: Any) -> None:
-        self.send(protocol.message(kind, declared=protocol.ROUNDS_FROM_KERNEL, **fields))
-
-    def _begin(self, user: str, ticket: Pollable) -> None:
-        if self.comm is None or (self._watch is not None and self._watch.ticket is ticket):
-            return
-        if not finish(self._watch, self._pump, partial(self._begin, user, ticket)):
-            return
-        self._reader = Reader(ticket, user)
-        self._watch = Watch(self._run, ticket, self._told)
-        self._pump.watch(self._watch)
-        if self._follows:
-            self._show(self._reader.story)
-        else:
-            self._list()
-
-    def _take_over(self) -> None:
-        """Show the chat's branch; what was chosen from it stays as long as it is there."""
-        if self.comm is None or self._chat is None or not finish(self._watch, self._pump, self._take_over):
-            return
-        turns = self._chat.turns
-        is_there = any(turn is self._story.turn for turn in (turns[-1:] if self._follows else turns))
-        if is_there:
-            self._list()
-            return
-        self._follows = True
-        self._show(story_of_turn(turns[-1]) if turns else Story())
-
-    def _told(self, news: News) -> None:
-        reader = self._reader
-        if self.comm is None or reader is None:
-            return
-        reader.read()
-        is_shown = self._story is reader.story
-        if is_shown and len(reader.story.rounds) > self._sent:
+    def _news(self, *, is_shown: bool) -> None:
+        if is_shown and len(self._shown.rounds) > self._sent:
             self._say("frame", run=self._run, start=self._sent, rounds=self._fresh(), figures=self._due_figures())
-        if isinstance(news, Ended):
-            self._end(reader.story, is_shown)
+
+    def _ended(self) -> None:
+        figures = self._figures(time.monotonic())
+        self._say("frame", run=self._run, start=self._sent, rounds=self._fresh(), figures=figures)
+        self._say("ended", run=self._run, note=self._shown.note, rewinds=self._rewinds)
 
     def _fresh(self) -> list[list[Any]]:
-        fresh = wire_rounds(self._story, self._sent)
+        fresh = wire_rounds(self._shown, self._sent)
         self._sent += len(fresh)
         return fresh
 
@@ -167,32 +103,13 @@ class AcceptancePanel(Panel):
         return self._figures(began) if began >= self._figures_due else None
 
     def _figures(self, began: float) -> dict[str, Any]:
-        figures = figures_of(self._story.rounds).message()
+        figures = figures_of(self._shown.rounds).message()
         done = time.monotonic()
         self._figures_due = done + max(FIGURES_S, (done - began) / FIGURES_SHARE)
         return figures
 
-    def _end(self, story: Story, is_shown: bool) -> None:
-        self._reader = self._watch = None
-        if self._chat is not None and (turns := self._chat.turns):
-            story.turn, story.label = turns[-1], turns[-1].user
-        if is_shown:
-            figures = self._figures(time.monotonic())
-            self._say("frame", run=self._run, start=self._sent, rounds=self._fresh(), figures=figures)
-            self._say("ended", run=self._run, note=story.note, rewinds=self._rewinds)
-            self._refresh_saved()
-        self._list()
-
-    def _show(self, story: Story) -> None:
-        """Show another reply: every view forgets the one before."""
-        self._story = story
-        self._run += 1
-        self._snapshot()
-        self._list()
-        self._refresh_saved()
-
     def _snapshot(self) -> None:
-        story, self._sent = self._story, 0
+        story, self._sent = self._shown, 0
         rounds = self._fresh()
         self._say(
             "snapshot",
@@ -209,60 +126,23 @@ class AcceptancePanel(Panel):
     @property
     def _rewinds(self) -> bool:
         """Whether what is shown is a chat's, which can go back to one of its rounds."""
-        return self._chat is not None and (self._story.turn is not None or self._story.is_live)
-
-    def _resync(self) -> None:
-        """Tell a view that has just come, or missed something, where things stand."""
-        self._catch_up()
-        self._list()
-        self._snapshot()
-
-    def _catch_up(self) -> None:
-        """Show the last turn when what was shown is no longer of the chat's branch."""
-        if self._chat is None or self._story.is_live:
-            return
-        turns = self._chat.turns
-        if self._follows and turns and self._story.turn is not turns[-1]:
-            self._story, self._run = story_of_turn(turns[-1]), self._run + 1
-            self._refresh_saved()
-
-    def _list(self) -> None:
-        """Tell which turns there are to choose from."""
-        if self._chat is None:
-            return
-        turns = list(self._chat.turns)
-        first = max(0, len(turns) - LISTED)
-        told = [[i, turns[i].user, len(turns[i].rounds)] for i in range(first, len(turns))]
-        found = [i for i, turn in enumerate(turns) if turn is self._story.turn]
-        self._say("turns", turns=told, shown=found[0] if found else NO_TURN, follows=self._follows)
-
-    def _do_show(self, command: dict[str, Any]) -> None:
-        turns, i = (self._chat.turns if self._chat else ()), command["turn"]
-        if i == NO_TURN:
-            self._follows = True
-            live = self._reader.story if self._reader else None
-            self._show(live or (story_of_turn(turns[-1]) if turns else Story()))
-            return
-        if not 0 <= i < len(turns):
-            raise RequestError(f"turn is {i}; this branch has {len(turns)} turns, counted from 0", param="turn")
-        self._follows = i == len(turns) - 1 and self._reader is None
-        self._show(story_of_turn(turns[i]))
+        return self._chat is not None and (self._shown.turn is not None or self._shown.is_live)
 
     def _do_rewind(self, command: dict[str, Any]) -> None:
         if self._chat is None:
             raise RequestError("these rounds are of no chat; there is nothing to rewind", param="round")
-        if self._chat.is_busy or self._story.is_live:
+        if self._chat.is_busy or self._shown.is_live:
             raise ChatBusy
-        found = [i for i, turn in enumerate(self._chat.turns) if turn is self._story.turn]
-        if command["run"] != self._run or not found:
+        place = self._place()
+        if command["run"] != self._run or place == NO_TURN:
             raise RequestError("this reply is no longer shown, or the chat is on another branch", param="round")
-        self._chat.rewind(found[0] + 1, round=command["round"])
+        self._chat.rewind(place + 1, round=command["round"])
         self._follows = True
-        self._show(story_of_turn(self._chat.turns[-1]))
+        self._show(self._latest())
 
     def _do_sweep(self, command: dict[str, Any]) -> None:
         if command["run"] == self._run:
-            work = partial(self._sweep, self._run, Rounds(self._story.rounds))
+            work = partial(self._sweep, self._run, Rounds(self._shown.rounds))
             # 50 us a round, half a second for ten thousand: the pump has others to serve
             threading.Thread(target=work, name="dsv4nb-sweep", daemon=True).start()
 
@@ -279,7 +159,7 @@ class AcceptancePanel(Panel):
 
     def saved(self) -> SavedRounds:
         """Return what is shown, as a value that can be read without a kernel."""
-        story = self._story
+        story = self._shown
         return SavedRounds(title=self.title, label=story.label, note=story.note, rounds=tuple(story.rounds))
 
 

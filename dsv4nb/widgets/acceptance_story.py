@@ -9,6 +9,7 @@ from typing import Protocol
 from dsv4nb.events import Done, Event, Failed, PromptUsage, Token
 from dsv4nb.rounds import Round
 from dsv4nb.rounds.records import by_reply
+from dsv4nb.session.thoughts import Apart
 from dsv4nb.stream import transcript
 from dsv4nb.stream.frames import Pollable
 
@@ -93,8 +94,9 @@ class Reader:
     """Reads a run into its story, from where it stopped reading."""
 
     def __init__(self, ticket: Pollable, label: str = "") -> None:
-        self.story = Story(label=label, is_live=True)
+        self.shown = Story(label=label, is_live=True)
         self._ticket, self._seen = ticket, 0
+        self._apart = Apart()
         # text since the last round began: up to where the next one begins, and behind it
         self._settled: tuple[list[str], list[str]] = ([], [])
         self._loose: tuple[list[str], list[str]] = ([], [])
@@ -104,11 +106,11 @@ class Reader:
         """Take in what is new."""
         events, is_over = self._ticket.poll(self._seen)
         self._seen += len(events)
-        for event in events:
+        for event in map(self._apart, events):
             self._take(event)
-        self.story.is_live = not is_over
-        if is_over and not (self.story.rounds or self.story.note):
-            self.story.note = PLAIN
+        self.shown.is_live = not is_over
+        if is_over and not (self.shown.rounds or self.shown.note):
+            self.shown.note = PLAIN
 
     def _take(self, event: Event) -> None:
         match event:
@@ -123,24 +125,24 @@ class Reader:
                 if not self._is_marked:
                     self._mark()
                 reasoning, content = self._settled
-                self.story.replies.append(self._reply(event))
-                self.story.rounds.append(event)
-                self.story.before.append(("".join(reasoning), "".join(content)))
+                self.shown.replies.append(self._reply(event))
+                self.shown.rounds.append(event)
+                self.shown.before.append(("".join(reasoning), "".join(content)))
                 self._settled = ([], [])
                 self._mark()
             case PromptUsage():
                 self._is_marked, self._n_given = False, event.n_given
             case Done() if event.spec_note:
-                self.story.note = event.spec_note
+                self.shown.note = event.spec_note
             case Failed():
-                self.story.note = f"Failed: {event.message}"
+                self.shown.note = f"Failed: {event.message}"
             case _:
                 pass
 
     def _reply(self, round: Round) -> int:
-        if not self.story.rounds:
+        if not self.shown.rounds:
             return 0
-        return self.story.replies[-1] + (round.round <= self.story.rounds[-1].round)
+        return self.shown.replies[-1] + (round.round <= self.shown.rounds[-1].round)
 
     def _mark(self) -> None:
         """The next round begins here, as far as is known."""

@@ -16,12 +16,11 @@ import traitlets
 
 from dsv4nb.errors import Dsv4Error, ModelClosed, RequestError
 from dsv4nb.session.live import Ledger
-from dsv4nb.stream.frames import Pump, shared_pump
+from dsv4nb.stream.frames import Pump
 from dsv4nb.widgets import protocol
 from dsv4nb.widgets.cache_facts import Chat, Model, Strip, facts_of, page_of
 from dsv4nb.widgets.cache_inside import Answer, Errands, Inside
 from dsv4nb.widgets.cache_saved import SavedCache
-from dsv4nb.widgets.orders import Orders
 from dsv4nb.widgets.panel import Panel
 
 _STATIC = Path(__file__).parent / "static"
@@ -47,9 +46,8 @@ class CachePanel(Panel):
 
     state = traitlets.Dict().tag(sync=True)
 
+    from_page = protocol.CACHE_FROM_PAGE
     saved_class, name = "dsv4-cache-saved", "Caches"
-
-    _unwatch: tuple[Callable[[], None], ...] = ()  # a panel that was refused is closed too
 
     def __init__(
         self, model: Model, chat: Chat | None = None, *, title: str = "Caches", pump: Pump | None = None
@@ -59,12 +57,10 @@ class CachePanel(Panel):
                 raise RequestError(f"{name} is a {type(value).__name__}; it must be a {name}", param=name)
         self._model, self._chat, self._shown = model, chat, ""
         self._facts = facts_of(model, self._ledger())
-        super().__init__(title=title, state=self._page())
-        self._pump = pump or shared_pump()
+        super().__init__(pump, title=title, state=self._page())
         self._is_due = False
         self._errands, self._inside = Errands("dsv4nb-cache-panel"), Inside(model)
-        self._orders = Orders(
-            self.send,
+        self._obey(
             {
                 "choose": self._do_choose,
                 "text": self._do_text,
@@ -73,18 +69,11 @@ class CachePanel(Panel):
                 "pin": partial(self._do_change, self._pin),
                 "delete": partial(self._do_change, self._delete),
                 "move": partial(self._do_change, self._move),
-            },
+            }
         )
-        self.on_msg(self._received)
         self._unwatch = (model.on_queue_change(self._changed),)
         if chat is not None:
             self._unwatch += (chat.on_change(self._changed),)
-
-    def close(self) -> None:
-        """Stop following, and remove all views."""
-        for end in self._unwatch:
-            end()
-        super().close()
 
     def refresh(self) -> None:
         """Look at the caches again; the panel does by itself when a request comes or ends."""
@@ -95,11 +84,6 @@ class CachePanel(Panel):
         return SavedCache(title=self.title, model=self._model.name, facts=self._facts, shown=self._shown)
 
     # on any thread
-
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
-        command = protocol.parse(content, protocol.CACHE_FROM_PAGE)
-        if command is not None:
-            self._pump.call(partial(self._orders.obey, command))
 
     def _changed(self) -> None:
         if not self._is_due:

@@ -19,13 +19,12 @@ from IPython.core.getipython import get_ipython
 
 from dsv4nb.events import ToolCall, ToolResult
 from dsv4nb.stream.calls import card_of
-from dsv4nb.stream.frames import Called, Ended, Frame, News, Pump, Status, Watch, shared_pump
+from dsv4nb.stream.frames import Called, Ended, Frame, News, Pump, Status, Watch
 from dsv4nb.stream.output import Output
 from dsv4nb.stream.transcript import Entry, Transcript, TurnLike, ended_entry, entry_from_events, entry_of
 from dsv4nb.widgets import chat_actions, protocol
 from dsv4nb.widgets.chat_actions import Actions, Ticket, chips_of
 from dsv4nb.widgets.chat_shown import Shown, shown_of
-from dsv4nb.widgets.orders import Orders
 from dsv4nb.widgets.panel import Panel, finish
 
 _STATIC = Path(__file__).parent / "static"
@@ -72,6 +71,7 @@ class ChatWidget(Panel):
     _esm = _STATIC / "chat.js"
     _css = _STATIC / "chat.css"
 
+    from_page = protocol.FROM_PAGE
     saved_class, name = "dsv4-saved", "Chat"
 
     status = traitlets.Unicode("idle").tag(sync=True)  # idle | queued | running | stopping
@@ -85,27 +85,24 @@ class ChatWidget(Panel):
 
     def __init__(self, chat: Chat, *, title: str = "", pump: Pump | None = None) -> None:
         self._turns = shown_of(chat)
-        super().__init__(title=title, thinking=chat.thinking, transcript=self._transcript(0))
+        super().__init__(pump, title=title, thinking=chat.thinking, transcript=self._transcript(0))
         self._chat = chat
-        self._pump = pump or shared_pump()
         self._live: _Live | None = None
         self._watch: Watch | None = None
         self._sent: tuple[Ticket, str] | None = None
         self._calls: list[ToolCall] = []  # of the running turn
         self._waiting: frozenset[str] = frozenset()  # ids of those that the page knows to wait
         self._actions = Actions(chat, self._pump, self.send, self._started, self._answered)
-        self._orders = Orders(
-            self.send,
+        self._resets: list[str] = []
+        self._obey(
             {
                 "send": self._do_send,
                 "stop": self._do_stop,
                 "reset": self._do_reset,
                 "set_thinking": self._do_set_thinking,
                 **self._actions.handlers,
-            },
+            }
         )
-        self._resets: list[str] = []
-        self.on_msg(self._received)
         chat.on_submit(self._submitted)
         chat.on_change(self._changed)
         chat.on_set(self._options_set)
@@ -114,15 +111,14 @@ class ChatWidget(Panel):
 
     # page to kernel: may run on a subshell's thread
 
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
-        command = protocol.parse(content)
-        if command is None:
-            return
+    def _take(self, command: dict[str, Any]) -> None:
         live = self._live
         if command["kind"] == "stop" and live and _names(command, live):
             live.ticket.cancel()
-        jobs = {"resync": self._resync, "maths": self._send_maths}
-        self._pump.call(jobs.get(command["kind"]) or partial(self._orders.obey, command))
+        if job := {"resync": self._resync, "maths": self._send_maths}.get(command["kind"]):
+            self._pump.call(job)
+        else:
+            super()._take(command)
 
     # everything below runs on the pump's thread
 

@@ -116,22 +116,22 @@ class Reader:
     """
 
     def __init__(self, ticket: Pollable, label: str = "") -> None:
-        self.reply = Reply(label=label, is_live=True)
+        self.shown = Reply(label=label, is_live=True)
         self.n_runs = 0
         self.changed_from = 0
         self._ticket, self._seen, self._n_prompt, self._n_given = ticket, 0, 0, 0
 
     def read(self) -> None:
         """Take in what is new."""
-        self.changed_from = len(self.reply.ids)
+        self.changed_from = len(self.shown.ids)
         events, is_over = self._ticket.poll(self._seen)
         self._seen += len(events)
         for event in events:
             self._take(event)
-        self.reply.is_live = not is_over
+        self.shown.is_live = not is_over
 
     def _take(self, event: Event) -> None:
-        reply = self.reply
+        reply = self.shown
         match event:
             case PromptUsage():
                 self._n_given, self._n_prompt = event.n_given, event.n_prompt - event.n_given

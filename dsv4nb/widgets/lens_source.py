@@ -9,6 +9,7 @@ from dsv4nb.errors import RequestError
 from dsv4nb.events import Generation, TokenLogprob
 from dsv4nb.session.tree import Turn
 from dsv4nb.stream.frames import Pollable
+from dsv4nb.widgets import following
 from dsv4nb.widgets.lens_reply import Reply, Texts, reply_of_result, reply_of_turn
 
 
@@ -26,7 +27,7 @@ class Model(Texts, Protocol):
 
 
 @runtime_checkable
-class Chat(Protocol):
+class Chat(following.Chat, Protocol):
     """What the lens asks of a chat; `dsv4nb.session.chat.Chat` is one."""
 
     forks: list[Any]
@@ -35,17 +36,11 @@ class Chat(Protocol):
     def model(self) -> Any: ...
     @property
     def turns(self) -> Sequence[Turn]: ...
-    @property
-    def is_busy(self) -> bool: ...
-    @property
-    def ticket(self) -> Any: ...
     def fork(self) -> Any: ...
     def submit_from(self, turn: int, token: int, alternative: int | None = None, **options: Any) -> Any: ...
     def score(
         self, turn: int = -1, n: int = 5, *, should_stop: Callable[[], bool] | None = None
     ) -> tuple[TokenLogprob, ...]: ...
-    def on_submit(self, callback: Callable[[str, Any], None]) -> Callable[[], None]: ...
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 def parts_of(source: object) -> tuple[Chat | None, Reply, Pollable | None]:

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import traitlets
 
 from dsv4nb.errors import RequestError
-from dsv4nb.stream.frames import Pump, shared_pump
+from dsv4nb.stream.frames import Pump
 from dsv4nb.stream.loading import PHASES, Figures, Loading
 from dsv4nb.widgets import protocol
 from dsv4nb.widgets.loading_saved import SavedLoad
-from dsv4nb.widgets.orders import Orders
 from dsv4nb.widgets.panel import Panel
 from dsv4nb.widgets.ticks import Ticks
 
@@ -55,6 +54,7 @@ class LoadPanel(Panel):
 
     state = traitlets.Dict().tag(sync=True)
 
+    from_page = protocol.LOAD_FROM_PAGE
     saved_class, name = "dsv4-load-saved", "Load"
 
     def __init__(self, model: Any = None, *, title: str = "", is_brief: bool = False, pump: Pump | None = None) -> None:
@@ -66,10 +66,8 @@ class LoadPanel(Panel):
         self._loading: Loading | None = None
         self._is_main = False
         self._lock = threading.Lock()
-        super().__init__(title=title, state=self._told())
-        self._pump = pump or shared_pump()
-        self._orders = Orders(self.send, {"cancel": self._do_cancel})
-        self.on_msg(self._received)
+        super().__init__(pump, title=title, state=self._told())
+        self._obey({"cancel": self._do_cancel})
 
     def follow(self, loading: Loading) -> None:
         """Show a load; called on its thread after each step, which costs it next to nothing."""
@@ -81,15 +79,12 @@ class LoadPanel(Panel):
         elif loading.is_over:
             self._pump.call(self._end)
 
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
-        """May run on a subshell's thread; the load must not wait for the pump."""
-        command = protocol.parse(content, protocol.LOAD_FROM_PAGE)
-        if command is None:
-            return
+    def _take(self, command: dict[str, Any]) -> None:
+        """The load must not wait for the pump."""
         loading = self._loading
         if loading is not None:
             loading.cancel()
-        self._pump.call(partial(self._orders.obey, command))
+        super()._take(command)
 
     # everything below runs on the pump's thread
 

@@ -9,6 +9,8 @@ from typing import Any
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.widgets import protocol
 
+Do = Callable[[dict[str, Any]], bool | None]
+
 KEPT_ANSWERS = 256  # a page repeats a command seconds after it, not hundreds of commands later
 
 
@@ -21,9 +23,7 @@ class Orders:
             dsv4nb is a refusal, told in its own words.
     """
 
-    def __init__(
-        self, send: Callable[[dict[str, Any]], None], do: Mapping[str, Callable[[dict[str, Any]], bool | None]]
-    ) -> None:
+    def __init__(self, send: Callable[[dict[str, Any]], None], do: Mapping[str, Do]) -> None:
         self._send, self._do = send, do
         self._answers: OrderedDict[str, dict[str, Any] | None] = OrderedDict()  # None: not answered yet
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import anywidget
 import traitlets
 
-from dsv4nb.stream.frames import Pump, Watch
+from dsv4nb.stream.frames import Pump, Watch, shared_pump
 from dsv4nb.stream.output import Output
+from dsv4nb.widgets import protocol
+from dsv4nb.widgets.orders import Do, Orders
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
 KEPT_OUTPUTS = 8  # outputs whose saved form is refreshed; older ones keep what they show
@@ -23,22 +26,56 @@ class Saved(Protocol):
 
 
 class Panel(anywidget.AnyWidget):
-    """A panel with a saved form.
+    """A panel with a saved form, which carries out commands of its page.
+
+    Args:
+        pump: delivers, the kernel's own if None.
+        traits: of the widget.
 
     Attributes:
+        from_page: the messages that a page may send.
         saved_class: of the element around the saved form; the style sheet hides it while a view is beside it.
         name: what stands for the view in plain text when there is no title.
     """
 
     title = traitlets.Unicode("").tag(sync=True)
 
+    from_page: ClassVar[protocol.Messages]
     saved_class: ClassVar[str]
     name: ClassVar[str]
 
-    def __init__(self, **traits: Any) -> None:
+    _unwatch: tuple[Callable[[], None], ...] = ()  # ends what it listens to; a panel that was refused is closed too
+
+    def __init__(self, pump: Pump | None, **traits: Any) -> None:
         super().__init__(**traits)
+        self._pump = pump or shared_pump()
         self._outputs: deque[Output] = deque(maxlen=KEPT_OUTPUTS)
         keep_reply_route(self.comm)
+
+    def close(self) -> None:
+        """Stop following, and remove all views."""
+        self._deaf()
+        super().close()
+
+    def _deaf(self) -> None:
+        for end in self._unwatch:
+            end()
+        self._unwatch = ()
+
+    def _obey(self, do: Mapping[str, Do]) -> None:
+        """Begin to carry out commands, each once, on the pump's thread; see `Orders`."""
+        self._orders = Orders(self.send, do)
+        self.on_msg(self._received)
+
+    def _received(self, _widget: object, content: object, _buffers: object) -> None:
+        """A message came, maybe on a subshell's thread."""
+        command = protocol.parse(content, self.from_page)
+        if command is not None:
+            self._take(command)
+
+    def _take(self, command: dict[str, Any]) -> None:
+        """Leave a command to the pump; on the thread that it came on."""
+        self._pump.call(partial(self._orders.obey, command))
 
     def saved(self) -> Saved:
         """Return what is shown."""

@@ -7,7 +7,6 @@ one is there, the pump looks four times a second. Comm handlers only leave a job
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +14,8 @@ import traitlets
 
 from dsv4nb.errors import RequestError
 from dsv4nb.session.waiting import Past, Waiting
-from dsv4nb.stream.frames import Pump, shared_pump
+from dsv4nb.stream.frames import Pump
 from dsv4nb.widgets import protocol
-from dsv4nb.widgets.orders import Orders
 from dsv4nb.widgets.panel import Panel
 from dsv4nb.widgets.queue_saved import SavedQueue
 from dsv4nb.widgets.ticks import Ticks
@@ -58,33 +56,18 @@ class QueuePanel(Panel):
 
     state = traitlets.Dict().tag(sync=True)
 
+    from_page = protocol.QUEUE_FROM_PAGE
     saved_class, name = "dsv4-queue-saved", "Queue"
-
-    _unwatch: Callable[[], None] | None = None
 
     def __init__(self, model: Model, *, title: str = "Queue", pump: Pump | None = None) -> None:
         if not callable(getattr(model, "on_queue_change", None)):
             raise RequestError(f"model is a {type(model).__name__}; it must be a model", param="model")
         self._model = model
-        super().__init__(title=title, state=self._told())
-        self._pump = pump or shared_pump()
+        super().__init__(pump, title=title, state=self._told())
         self._ticks: Ticks | None = None
-        self._orders = Orders(self.send, {"cancel": self._do_cancel})
-        self.on_msg(self._received)
-        self._unwatch = model.on_queue_change(self._changed)
+        self._obey({"cancel": self._do_cancel})
+        self._unwatch = (model.on_queue_change(self._changed),)
         self._changed()
-
-    def close(self) -> None:
-        """Stop following, and remove all views."""
-        if self._unwatch is not None:
-            self._unwatch()
-        super().close()
-
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
-        """May run on a subshell's thread."""
-        command = protocol.parse(content, protocol.QUEUE_FROM_PAGE)
-        if command is not None:
-            self._pump.call(partial(self._orders.obey, command))
 
     def _changed(self) -> None:
         """A request came or ended, on whatever thread it did."""

@@ -18,9 +18,8 @@ import traitlets
 from dsv4nb.errors import Dsv4Error, RequestError
 from dsv4nb.events import Done
 from dsv4nb.session.request import Limits, Options
-from dsv4nb.stream.frames import Ended, News, Pollable, Pump, Watch, shared_pump
+from dsv4nb.stream.frames import Ended, News, Pollable, Pump, Watch
 from dsv4nb.widgets import protocol
-from dsv4nb.widgets.orders import Orders
 from dsv4nb.widgets.panel import Panel
 from dsv4nb.widgets.sampler_controls import (
     GROUPS,
@@ -130,9 +129,8 @@ class SamplerPanel(Panel):
     groups = traitlets.Dict().tag(sync=True)
     state = traitlets.Dict().tag(sync=True)  # what is set
 
+    from_page = protocol.SAMPLER_FROM_PAGE
     saved_class, name = "dsv4-sampler-saved", "Sampling"
-
-    _unwatch: tuple[Callable[[], None], ...] = ()
 
     def __init__(self, source: Settable | Model, *, title: str = "Sampling", pump: Pump | None = None) -> None:
         self._source, self._call = _source(source)
@@ -143,18 +141,14 @@ class SamplerPanel(Panel):
         self._watch: Watch | None = None
         self._is_saving = False
         super().__init__(
+            pump,
             title=title,
             controls=[control.jsonable() for control in self._controls],
             presets={name: label for name, (label, _) in PRESETS.items()},
             groups=dict(GROUPS),
             state=self._told(),
         )
-        self._pump = pump or shared_pump()
-        self._orders = Orders(
-            self.send,
-            {"set": self._do_set, "preset": self._do_preset, "reset": self._do_reset, "lock": self._do_lock},
-        )
-        self.on_msg(self._received)
+        self._obey({"set": self._do_set, "preset": self._do_preset, "reset": self._do_reset, "lock": self._do_lock})
         self._unwatch = self._source.on_submit(self._submitted), self._source.on_set(self._changed)
         if self._source.is_busy and self._source.ticket is not None:
             self._pump.call(partial(self._begin, self._source.ticket))
@@ -164,18 +158,7 @@ class SamplerPanel(Panel):
         """What is set to something else than the model's default: `model.generate(prompt, **panel.options)`."""
         return given(self._source.options, self._limits)
 
-    def close(self) -> None:
-        """Stop following, and remove all views."""
-        for end in self._unwatch:
-            end()
-        super().close()
-
-    # page to kernel: may run on a subshell's thread
-
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
-        command = protocol.parse(content, protocol.SAMPLER_FROM_PAGE)
-        if command is not None:
-            self._pump.call(partial(self._orders.obey, command))
+    # on any thread
 
     def _submitted(self, _user: str, ticket: Pollable) -> None:
         """The chat started a turn, on whatever thread asked for it."""

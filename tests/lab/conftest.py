@@ -93,12 +93,50 @@ class Lab:
         )
 
     def command(self, name: str, **arguments: object) -> Any:
-        """Run a command of JupyterLab and wait for it."""
+        """Run a command of JupyterLab and wait for it; Notebook 7 has no area at the left."""
+        if APP == "notebook" and name == "application:toggle-left-area":
+            return None
         return self.page.evaluate("([name, args]) => window.jupyterapp.commands.execute(name, args)", [name, arguments])
+
+    def run_cell(self, index: int) -> None:
+        """Run one cell and wait for its end."""
+        self._choose(index)
+        self.command("notebook:run-cell")
+
+    def start_cell(self, index: int) -> None:
+        """Start one cell; not waited for, the command ends with the cell."""
+        self._choose(index)
+        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-cell'); }")
+
+    def _choose(self, index: int) -> None:
+        self.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
 
     def run_all(self) -> None:
         """Start all cells; not waited for, the command ends with the last cell."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+
+    def restart(self) -> None:
+        """Restart the kernel and wait for it."""
+        self.page.evaluate(
+            "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
+        )
+
+    def ask(self, text: str, *, nth: int = 0) -> None:
+        """Send a message to one of the page's chats; -1 is the last."""
+        box = self.page.get_by_role("textbox", name="Message", exact=True).nth(nth)
+        box.fill(text)
+        box.press("Enter")
+
+    def idle(self, turns: int, *, nth: int = 0) -> None:
+        """Wait until one of the page's chats has so many turns and none is running; -1 is the last."""
+        self.page.wait_for_function(
+            """([turns, nth]) => {
+              const chat = [...document.querySelectorAll(".dsv4-chat")].at(nth);
+              return chat?.dataset.phase === "idle" && chat.dataset.status === "idle"
+                && chat.querySelectorAll(".dsv4-turn").length === turns;
+            }""",
+            arg=[turns, nth],
+        )
 
     def size(self, width: int, height: int = 860) -> None:
         """Give the window another size; half the width is what a zoom of 200 % leaves."""
@@ -249,6 +287,8 @@ def picture(lab: Lab, shots: Path) -> Callable[..., None]:
             mask=list(mask), mask_color="#808080", animations="disabled", caret="hide", scale="css"
         )
         lab.page.set_viewport_size(window)
+        if APP == "notebook":  # its columns have another width
+            return
         if os.environ.get("DSV4NB_PICTURES") == "write":
             PICTURES.mkdir(exist_ok=True)
             Image.open(io.BytesIO(seen)).quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)

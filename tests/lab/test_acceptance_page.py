@@ -72,17 +72,12 @@ def opened(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..
 
     def open_(*cells: str, first: str = LOAD) -> Any:
         lab.open(lab.write(request.node.name, first, *cells))
-        run_cell(lab, 0)
+        lab.run_cell(0)
         lab.page.locator(".dsv4-acceptance .dsv4-panel").first.wait_for(timeout=120_000)
         lab.page.get_by_text("No reply yet").wait_for()
         return lab.page
 
     return open_
-
-
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.command("notebook:run-cell")
 
 
 def ended(page: Any, at_least: int = 1, nth: int = 0) -> int:
@@ -121,7 +116,7 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any, shots: Path) -> No
           new MutationObserver(count).observe(panel, { attributes: true });
         }"""
     )
-    run_cell(lab, 1)
+    lab.run_cell(1)
     n = ended(page, 10)
     seen = [count for count in page.evaluate("window.counts") if count]
     assert len(set(seen)) > 3 and seen == sorted(seen), "the rounds came as they were played"
@@ -158,7 +153,7 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any, shots: Path) -> No
     page.get_by_role("button", name="Rewind the chat here").click()
     page.wait_for_function("document.querySelector('.dsv4-acceptance').dataset.rounds === '3'")
     page.locator(".dsv4-round").wait_for(state="hidden", timeout=5000)
-    run_cell(lab, 2)
+    lab.run_cell(2)
     page.locator(".jp-OutputArea-output pre").get_by_text("(1, 3, 2)").wait_for()
 
     lab.command("docmanager:save")
@@ -181,18 +176,18 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any, shots: Path) -> No
 
 def test_rewind_while_the_reply_runs_is_refused_in_the_chats_words(opened: Callable[..., Any], lab: Any) -> None:
     page = opened('ticket = chat.submit("hi")', "chat.stop()", first=SLOW)
-    run_cell(lab, 1)
+    lab.run_cell(1)
     page.wait_for_function("Number(document.querySelector('.dsv4-acceptance').dataset.rounds) > 3")
     page.locator(".dsv4-scroller").click(position={"x": 30, "y": 20})
     page.get_by_role("button", name="Rewind the chat here").click()
     page.get_by_role("alert").get_by_text("the chat is busy; wait for the turn to end").wait_for()
-    run_cell(lab, 2)
+    lab.run_cell(2)
     ended(page, 4)
 
 
 def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(opened: Callable[..., Any], lab: Any) -> None:
     page = opened(ASK)
-    run_cell(lab, 1)
+    lab.run_cell(1)
     n = ended(page, 10)
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     page.get_by_role("combobox", name="Reply").focus()
@@ -223,7 +218,7 @@ def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(opened: Callabl
 
 def test_light_dark_narrow_and_large(opened: Callable[..., Any], lab: Any, shots: Path) -> None:
     page = opened(ASK)
-    run_cell(lab, 1)
+    lab.run_cell(1)
     ended(page, 10)
     page.set_viewport_size({"width": 1200, "height": 1900})
     point_at(page, 5, 0)
@@ -273,7 +268,7 @@ def test_pictures_of_a_recording_and_axe(
 ) -> None:
     lab.open(lab.write("recorded", RECORDED))
     lab.size(1400)
-    run_cell(lab, 0)
+    lab.run_cell(0)
     page = lab.page
     page.locator(".dsv4-acceptance .dsv4-totals dt").first.wait_for(timeout=60_000)
     page.get_by_role("slider", name="tau").wait_for()
@@ -293,9 +288,9 @@ def test_pictures_of_a_recording_and_axe(
 def test_j20_500_rounds_at_60_a_second(opened: Callable[..., Any], lab: Any) -> None:
     """Nothing is dropped; under 5 % of a core in Python, the whole kernel counted, and under 30 % in the page."""
     page = opened(ASK, FLOOD, GO, SHARE)
-    run_cell(lab, 1)
+    lab.run_cell(1)
     ended(page, 10)
-    run_cell(lab, 2)
+    lab.run_cell(2)
     page.locator(".dsv4-acceptance").nth(1).wait_for()
     page.evaluate(
         """() => {
@@ -313,11 +308,11 @@ def test_j20_500_rounds_at_60_a_second(opened: Callable[..., Any], lab: Any) -> 
         return told["Timestamp"], told["TaskDuration"]
 
     (start, before) = busy()
-    run_cell(lab, 3)
+    lab.run_cell(3)
     page.wait_for_function("Number(document.querySelectorAll('.dsv4-acceptance')[1].dataset.rounds) > 300")
     (stop, after) = busy()
     assert ended(page, 500, nth=1) == 500
-    run_cell(lab, 4)
+    lab.run_cell(4)
     output = page.locator(".jp-OutputArea-output pre").get_by_text("share ")
     output.wait_for()
     share = float(output.inner_text().split()[1])

@@ -36,20 +36,15 @@ def opened(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..
 
     def open_(*cells: str) -> Any:
         lab.open(lab.write(request.node.name, LOAD, TALK, *cells))
-        run_cell(lab, 0)
+        lab.run_cell(0)
         lab.page.locator(".dsv4-cache .dsv4-panel").first.wait_for(timeout=120_000)
         lab.page.locator(".dsv4-cache .dsv4-empty", has_text="Nothing is committed yet").wait_for()
-        run_cell(lab, 1)
+        lab.run_cell(1)
         lab.page.locator(".jp-Cell").nth(1).locator(".jp-OutputArea-output").wait_for(timeout=60_000)
         lab.page.locator(".dsv4-cache .dsv4-state", has_text="tokens").wait_for()
         return lab.page
 
     return open_
-
-
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.command("notebook:run-cell")
 
 
 def go(page: Any, name: str) -> None:
@@ -88,7 +83,7 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any) -> None:
     panel.get_by_text("None yet. Long prompts").wait_for()
     rows.nth(1).get_by_role("button", name="Delete").click()
     page.wait_for_function("n => document.querySelectorAll('[data-entry^=anchor]').length === n", arg=n - 1)
-    run_cell(lab, 2)
+    lab.run_cell(2)
     page.locator(".jp-Cell").nth(2).get_by_text("([True, ").wait_for()
 
     go(page, "Memory")
@@ -126,7 +121,7 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any) -> None:
     told(page, "layer 0, expert 0: ")
     assert " of 7 tokens (" in panel.locator(".dsv4-page:visible .dsv4-told").inner_text()
 
-    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    lab.restart()
     panel.get_by_role("alert").get_by_text("The kernel was restarted or closed").wait_for(timeout=30_000)
     go(page, "Decisions")
     assert "from an anchor" in panel.locator(".dsv4-decision").first.inner_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -58,37 +59,15 @@ def open_chat(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable
 
     def open_(*script: str) -> Any:
         lab.open(lab.write(request.node.name, CHAT.format(script=script), "chat.send('Count.')"))
-        run_cell(lab, 0)
+        lab.run_cell(0)
         lab.page.locator(".dsv4-panel").first.wait_for()
         return lab.page
 
     return open_
 
 
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.command("notebook:run-cell")
-
-
-def ask(page: Any, text: str) -> None:
-    box = page.get_by_role("textbox", name="Message", exact=True).last
-    box.fill(text)
-    box.press("Enter")
-
-
 def streaming(page: Any) -> None:
     page.wait_for_function("document.querySelector('.dsv4-turn:last-child .dsv4-answer')?.textContent.includes(' 9 ')")
-
-
-def idle(page: Any, turns: int) -> None:
-    page.wait_for_function(
-        """n => {
-          const chat = [...document.querySelectorAll(".dsv4-chat")].at(-1);
-          return chat.dataset.phase === "idle" && chat.dataset.status === "idle"
-            && chat.querySelectorAll(".dsv4-turn").length === n;
-        }""",
-        arg=turns,
-    )
 
 
 def answer(page: Any) -> str:
@@ -100,9 +79,9 @@ def saved(lab: Any) -> Any:
     return nbformat.read(Path(lab.root) / path, as_version=4).cells[0].outputs
 
 
-def test_a_click_is_answered_at_once_while_a_reply_streams(open_chat: Callable[..., Any]) -> None:
+def test_a_click_is_answered_at_once_while_a_reply_streams(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT)
-    ask(page, "Count.")
+    lab.ask("Count.", nth=-1)
     streaming(page)
     times = [page.evaluate(CLICK) for _ in range(9)]
     assert page.locator(".dsv4-chat").get_attribute("data-phase") == "answering", "it did not stream all the time"
@@ -110,27 +89,29 @@ def test_a_click_is_answered_at_once_while_a_reply_streams(open_chat: Callable[.
     assert statistics.median(kernel_ms for _, kernel_ms in times) < 100, times
 
 
-def test_stop_ends_a_decode_within_300_ms_of_the_click(open_chat: Callable[..., Any]) -> None:
+def test_stop_ends_a_decode_within_300_ms_of_the_click(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT)
     times = []
     for i in range(3):
-        ask(page, "Count.")
+        lab.ask("Count.", nth=-1)
         streaming(page)
         times.append(page.evaluate(STOP))
-        idle(page, i + 1)
+        lab.idle(i + 1, nth=-1)
     assert max(times) < 300, times
     assert page.locator(".dsv4-mark").get_by_text("Stopped", exact=True).count() == 3
 
 
-def test_c19_an_interrupt_of_the_kernel_is_for_cells_and_the_reply_goes_on(open_chat: Callable[..., Any]) -> None:
+def test_c19_an_interrupt_of_the_kernel_is_for_cells_and_the_reply_goes_on(
+    open_chat: Callable[..., Any], lab: Any
+) -> None:
     page = open_chat(COUNT, PARIS)
-    ask(page, "Count.")
+    lab.ask("Count.", nth=-1)
     streaming(page)
     page.evaluate(f"{KERNEL}.interrupt()")
-    idle(page, 1)
+    lab.idle(1, nth=-1)
     assert answer(page) == COUNT
-    ask(page, "Capital?")
-    idle(page, 2)
+    lab.ask("Capital?", nth=-1)
+    lab.idle(2, nth=-1)
     assert answer(page) == PARIS
 
 
@@ -138,30 +119,25 @@ def test_c19_an_interrupt_of_a_blocking_cell_stops_the_reply_and_the_page_says_s
     open_chat: Callable[..., Any], lab: Any
 ) -> None:
     page = open_chat(COUNT, PARIS)
-    page.evaluate(
-        """() => {
-          window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1;
-          window.jupyterapp.commands.execute("notebook:run-cell"); // which ends with the cell
-        }"""
-    )
+    lab.start_cell(1)
     streaming(page)
     page.evaluate(f"{KERNEL}.interrupt()")
     page.locator(".dsv4-mark").get_by_text("Stopped", exact=True).wait_for()
     page.locator(".jp-OutputArea").get_by_text("KeyboardInterrupt").first.wait_for()
-    idle(page, 1)
+    lab.idle(1, nth=-1)
     assert answer(page).startswith("1 2 3 ") and str(N) not in answer(page)
-    ask(page, "Capital?")
-    idle(page, 2)
+    lab.ask("Capital?", nth=-1)
+    lab.idle(2, nth=-1)
     assert answer(page) == PARIS
 
 
 def test_c20_a_restart_in_the_middle_is_told_and_leaves_no_dead_button(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(PARIS, COUNT)
-    ask(page, "Capital?")
-    idle(page, 1)
-    ask(page, "Count.")
+    lab.ask("Capital?", nth=-1)
+    lab.idle(1, nth=-1)
+    lab.ask("Count.", nth=-1)
     streaming(page)
-    page.evaluate(f"{KERNEL}.restart()")
+    lab.restart()
     page.get_by_role("alert").filter(has_text="The kernel was restarted or is gone.").wait_for()
     page.locator(".dsv4-mark").get_by_text("Not finished: the kernel is gone").wait_for()
     assert page.locator(".dsv4-answer").first.text_content() == PARIS
@@ -172,31 +148,32 @@ def test_c20_a_restart_in_the_middle_is_told_and_leaves_no_dead_button(open_chat
           && !node.disabled && node.getAttribute("aria-disabled") !== "true").map((node) => node.textContent)"""
     )
     assert set(enabled) == {"Copy"}, "what is left works without a kernel"
-    ask(page, "Are you there?")
+    lab.ask("Are you there?", nth=-1)
     assert page.get_by_role("textbox", name="Message", exact=True).input_value() == "Are you there?"
     assert page.locator(".dsv4-turn").count() == 2
     page.wait_for_function(f"{KERNEL}.status === 'idle'")
-    run_cell(lab, 0)
+    lab.run_cell(0)
     page.wait_for_function("document.querySelectorAll('.dsv4-turn').length === 0")
-    ask(page, "Capital?")
-    idle(page, 1)
+    lab.ask("Capital?", nth=-1)
+    lab.idle(1, nth=-1)
     assert answer(page) == PARIS
 
 
+@pytest.mark.skipif("DSV4NB_APP" in os.environ, reason="Notebook 7 opens it in another window")
 def test_j15_a_closed_tab_opens_again_where_the_reply_is(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT, PARIS)
     name = page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
-    ask(page, "Count.")
+    lab.ask("Count.", nth=-1)
     streaming(page)
     lab.command("docmanager:save")
     page.evaluate("window.jupyterapp.shell.currentWidget.close()")
     page.wait_for_function("document.querySelectorAll('.dsv4-panel').length === 0")
     lab.command("docmanager:open", path=name)
     page.locator(".dsv4-panel").first.wait_for()
-    idle(page, 1)
+    lab.idle(1, nth=-1)
     assert answer(page) == COUNT
-    ask(page, "Capital?")
-    idle(page, 2)
+    lab.ask("Capital?", nth=-1)
+    lab.idle(2, nth=-1)
     assert page.locator(".dsv4-answer").all_text_contents() == [COUNT, PARIS]
 
 
@@ -204,14 +181,14 @@ def test_j15_a_notebook_saved_while_a_reply_runs_says_so_and_the_next_save_has_a
     open_chat: Callable[..., Any], lab: Any
 ) -> None:
     page = open_chat(PARIS, COUNT)
-    ask(page, "Capital?")
-    idle(page, 1)
-    ask(page, "Count.")
+    lab.ask("Capital?", nth=-1)
+    lab.idle(1, nth=-1)
+    lab.ask("Count.", nth=-1)
     streaming(page)
     lab.command("docmanager:save")
     early = saved(lab)[-1].data["text/plain"]
     assert PARIS in early and "You: Count.\n\nModel: \n\n[Not finished when this was saved]" in early
-    idle(page, 2)
+    lab.idle(2, nth=-1)
     lab.command("docmanager:save")
     late = saved(lab)
     assert "Not finished" not in json.dumps(late) and COUNT in late[-1].data["text/plain"]

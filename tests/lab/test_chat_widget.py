@@ -60,36 +60,11 @@ def open_chat(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable
 
     def open_(*script: str) -> Any:
         lab.open(lab.write(request.node.name, SHOW.format(script=script), "answer = 6 * 7", "chat"))
-        run_cell(lab, 0)
+        lab.run_cell(0)
         lab.page.locator(".dsv4-panel").first.wait_for()
         return lab.page
 
     return open_
-
-
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate(
-        "i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }",
-        index,
-    )
-    lab.command("notebook:run-cell")
-
-
-def ask(page: Any, text: str, nth: int = 0) -> None:
-    box = page.get_by_role("textbox", name="Message").nth(nth)
-    box.fill(text)
-    box.press("Enter")
-
-
-def idle(page: Any, turns: int) -> None:
-    page.wait_for_function(
-        """n => {
-          const chat = document.querySelector(".dsv4-chat");
-          return chat.dataset.phase === "idle" && chat.dataset.status === "idle"
-            && chat.querySelectorAll(".dsv4-turn").length === n;
-        }""",
-        arg=turns,
-    )
 
 
 def stopped(page: Any) -> Any:
@@ -100,11 +75,11 @@ def answer(page: Any, nth: int = 0) -> str:
     return str(page.locator(".dsv4-panel").nth(nth).locator(".dsv4-answer").last.text_content())
 
 
-def test_an_answer_arrives_in_pieces(open_chat: Callable[..., Any]) -> None:
+def test_an_answer_arrives_in_pieces(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT)
     page.evaluate(PIECES)
-    ask(page, "Count from 1 to 100.")
-    idle(page, 1)
+    lab.ask("Count from 1 to 100.")
+    lab.idle(1)
     pieces = page.evaluate("window.pieces")
     assert len(pieces) > 10
     assert all(after.startswith(before) for before, after in pairwise(pieces))
@@ -113,36 +88,36 @@ def test_an_answer_arrives_in_pieces(open_chat: Callable[..., Any]) -> None:
     assert page.get_by_role("status").filter(has_text="Done.").count() == 1
 
 
-def test_stop_keeps_the_text_and_the_next_message_works(open_chat: Callable[..., Any]) -> None:
+def test_stop_keeps_the_text_and_the_next_message_works(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT, PARIS)
-    ask(page, "Count from 1 to 100.")
+    lab.ask("Count from 1 to 100.")
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('9, ')")
     start = time.monotonic()
     page.get_by_role("button", name="Stop", exact=True).click()
     stopped(page).wait_for()
     assert time.monotonic() - start < 1.5
-    idle(page, 1)
+    lab.idle(1)
     kept = answer(page)
     assert "9, " in kept and "100" not in kept
     page.wait_for_timeout(300)
     assert answer(page) == kept
     page.get_by_role("button", name="Send", exact=True).wait_for()
-    ask(page, "What is the capital of France?")
-    idle(page, 2)
+    lab.ask("What is the capital of France?")
+    lab.idle(2)
     assert answer(page) == PARIS
 
 
 def test_stop_works_before_the_first_token(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT)
-    ask(page, "Count from 1 to 100.")
+    lab.ask("Count from 1 to 100.")
     page.get_by_role("textbox", name="Message").press("Escape")
     stopped(page).wait_for()
-    idle(page, 1)
+    lab.idle(1)
 
 
 def test_stop_works_while_a_cell_blocks_the_kernel(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT)
-    ask(page, "Count from 1 to 100.")
+    lab.ask("Count from 1 to 100.")
     lab.page.evaluate(
         """() => {
           const panel = window.jupyterapp.shell.currentWidget;
@@ -154,12 +129,12 @@ def test_stop_works_while_a_cell_blocks_the_kernel(open_chat: Callable[..., Any]
     stopped(page).wait_for(timeout=1500)
 
 
-def test_the_reasoning_is_folded_and_counted(open_chat: Callable[..., Any]) -> None:
+def test_the_reasoning_is_folded_and_counted(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(SUM)
     page.get_by_role("switch", name="Thinking").check()
-    ask(page, "What is 47 + 38?")
+    lab.ask("What is 47 + 38?")
     page.locator(".dsv4-summary").get_by_text("Thinking…").wait_for()
-    idle(page, 1)
+    lab.idle(1)
     summary = page.locator(".dsv4-summary")
     assert summary.text_content().startswith("Thought for ")
     assert not page.locator(".dsv4-reasoning").is_visible()
@@ -172,38 +147,38 @@ def test_the_reasoning_is_folded_and_counted(open_chat: Callable[..., Any]) -> N
 def test_a_reload_in_the_middle_of_an_answer_loses_and_doubles_nothing(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT, PARIS)
     name = page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
-    ask(page, "Count from 1 to 100.")
+    lab.ask("Count from 1 to 100.")
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('5, ')")
     lab.command("docmanager:save")
     lab.open(name, reset=False)
     page.locator(".dsv4-panel").first.wait_for(timeout=30_000)
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.length > 20")
-    idle(page, 1)
+    lab.idle(1)
     assert answer(page) == COUNT
-    ask(page, "What is the capital of France?")
-    idle(page, 2)
+    lab.ask("What is the capital of France?")
+    lab.idle(2)
     assert answer(page) == PARIS
 
 
 def test_two_views_show_one_chat(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT, PARIS)
-    ask(page, "Count from 1 to 100.")
+    lab.ask("Count from 1 to 100.")
     page.wait_for_function("document.querySelector('.dsv4-answer')?.textContent.includes('5, ')")
-    run_cell(lab, 2)
+    lab.run_cell(2)
     page.locator(".dsv4-panel").nth(1).wait_for()
     page.wait_for_function("document.querySelectorAll('.dsv4-answer').length === 2")
-    idle(page, 1)
+    lab.idle(1)
     whole = COUNT
     assert [answer(page, 0), answer(page, 1)] == [whole, whole]
-    ask(page, "What is the capital of France?", nth=1)
+    lab.ask("What is the capital of France?", nth=1)
     page.wait_for_function("document.querySelectorAll('.dsv4-turn').length === 4")
-    idle(page, 2)
+    lab.idle(2)
     assert [answer(page, 0), answer(page, 1)] == [PARIS] * 2
     page.wait_for_timeout(200)
     assert page.locator(".dsv4-turn").count() == 4, "one question, one turn a view"
 
 
-def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(open_chat: Callable[..., Any]) -> None:
+def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(PARIS)
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     page.get_by_role("switch", name="Thinking").focus()
@@ -219,7 +194,7 @@ def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(open_chat: Call
     page.keyboard.type("of France?")
     assert box.input_value() == "What is the capital\nof France?"
     page.keyboard.press("Enter")
-    idle(page, 1)
+    lab.idle(1)
     assert page.locator(".dsv4-bubble").text_content() == "What is the capital\nof France?"
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
     unmarked = page.evaluate(
@@ -229,35 +204,35 @@ def test_the_keyboard_is_enough_and_the_notebook_does_not_listen(open_chat: Call
     assert unmarked == []
 
 
-def test_what_was_typed_is_not_lost_when_a_send_is_refused(open_chat: Callable[..., Any]) -> None:
+def test_what_was_typed_is_not_lost_when_a_send_is_refused(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(PARIS)
-    ask(page, "What? " * 5000)
+    lab.ask("What? " * 5000)
     page.get_by_role("alert").filter(has_text="Not sent").wait_for()
     assert page.get_by_role("textbox", name="Message").input_value() == "What? " * 5000
     assert page.locator(".dsv4-turn").count() == 0
-    ask(page, "What is the capital of France?")
-    idle(page, 1)
+    lab.ask("What is the capital of France?")
+    lab.idle(1)
     assert not page.get_by_role("alert").filter(has_text="Not sent").is_visible()
 
 
-def test_what_was_typed_is_not_lost_when_the_kernel_is_gone(open_chat: Callable[..., Any]) -> None:
+def test_what_was_typed_is_not_lost_when_the_kernel_is_gone(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(PARIS)
-    ask(page, "What is the capital of France?")
-    idle(page, 1)
-    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    lab.ask("What is the capital of France?")
+    lab.idle(1)
+    lab.restart()
     page.wait_for_timeout(500)
-    ask(page, "Are you there?")
+    lab.ask("Are you there?")
     page.get_by_role("alert").filter(has_text="run the cell again").wait_for(timeout=8_000)
     assert page.get_by_role("textbox", name="Message").input_value() == "Are you there?"
     assert answer(page) == PARIS
 
 
-def test_a_new_chat_is_empty(open_chat: Callable[..., Any]) -> None:
+def test_a_new_chat_is_empty(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(PARIS)
     page.get_by_role("button", name="What is the capital of France?").click()
-    idle(page, 1)
+    lab.idle(1)
     page.get_by_role("button", name="New chat").click()
-    idle(page, 0)
+    lab.idle(0)
     assert page.get_by_role("button", name="What is the capital of France?").is_visible()
 
 
@@ -265,8 +240,8 @@ def test_the_saved_file_holds_the_conversation_and_the_page_shows_it_once(
     open_chat: Callable[..., Any], lab: Any
 ) -> None:
     page = open_chat(PARIS)
-    ask(page, "What is the capital of France?")
-    idle(page, 1)
+    lab.ask("What is the capital of France?")
+    lab.idle(1)
     assert page.locator(".dsv4-saved").count() == 1 and not page.locator(".dsv4-saved").is_visible()
     lab.command("docmanager:save")
     path = lab.root / page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
@@ -279,16 +254,16 @@ def test_the_saved_file_holds_the_conversation_and_the_page_shows_it_once(
 @pytest.mark.skipif(not (TOY / "config.json").exists(), reason="the bundled model is not in dsv4nb/toy/model")
 def test_a_tool_is_called_in_the_open_and_a_rewind_is_seen(lab: Any, quiet: None, shots: Path) -> None:
     lab.open(lab.write("tools", TOOLS, "chat.rewind(1)"))
-    run_cell(lab, 0)
+    lab.run_cell(0)
     page = lab.page
     page.locator(".dsv4-panel").first.wait_for()
-    ask(page, "What is the weather in Paris?")
+    lab.ask("What is the weather in Paris?")
     card = page.get_by_role("group", name="Tool call get_weather")
     card.get_by_text("running…").wait_for()
     page.get_by_role("status").filter(has_text="Calling a tool…").wait_for()
     assert card.locator(".dsv4-code").first.text_content() == '{"city": "Paris"}'
     (lab.root / "go").touch()
-    idle(page, 1)
+    lab.idle(1)
     assert card.locator(".dsv4-card-status").text_content() == "answered"
     result = card.locator(".dsv4-summary").last
     assert result.text_content() == 'Result{"temperature": 21, "sky": "sunny"}'
@@ -298,8 +273,8 @@ def test_a_tool_is_called_in_the_open_and_a_rewind_is_seen(lab: Any, quiet: None
     assert card.locator(".dsv4-code").last.is_visible()
     assert "21" in answer(page)
     assert " tok/s · speculated, τ " in page.locator(".dsv4-facts").text_content()
-    ask(page, "What is the weather in Rome?")
-    idle(page, 2)
+    lab.ask("What is the weather in Rome?")
+    lab.idle(2)
     failed = page.locator(".dsv4-card").last
     assert failed.locator(".dsv4-card-status").text_content() == "failed: LookupError: no <b>station</b> there"
     assert failed.locator("b").count() == 0
@@ -309,8 +284,8 @@ def test_a_tool_is_called_in_the_open_and_a_rewind_is_seen(lab: Any, quiet: None
         lab.theme(dark=dark)
         page.screenshot(path=shots / f"tools-{'dark' if dark else 'light'}.png")
     lab.theme(dark=False)
-    run_cell(lab, 1)
-    idle(page, 1)
+    lab.run_cell(1)
+    lab.idle(1)
     assert page.locator(".dsv4-bubble").text_content() == "What is the weather in Paris?"
     lab.command("docmanager:save")
     outputs = nbformat.read(lab.root / "tools.ipynb", as_version=4).cells[0].outputs
@@ -322,8 +297,8 @@ def test_a_tool_is_called_in_the_open_and_a_rewind_is_seen(lab: Any, quiet: None
 def test_light_dark_and_narrow(open_chat: Callable[..., Any], lab: Any, shots: Path) -> None:
     page = open_chat(SUM)
     page.get_by_role("switch", name="Thinking").check()
-    ask(page, "What is 47 + 38?")
-    idle(page, 1)
+    lab.ask("What is 47 + 38?")
+    lab.idle(1)
     seen = {}
     for dark in (False, True):
         lab.theme(dark=dark)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+TimeoutError = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").TimeoutError
+
 pytestmark = pytest.mark.lab
 
 CHAT = """from dsv4nb.testing.fake_model import fake_model
@@ -48,44 +50,25 @@ COUNT = """() => {
 def open_chat(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..., Any]:
     def open_(words: str = WORDS, *, delay: float = 0.02, cells: tuple[str, ...] = ()) -> Any:
         lab.open(lab.write(request.node.originalname, CHAT.format(words=words, delay=delay), *cells))
-        run_cell(lab, 0)
+        lab.start_cell(0)
         lab.page.locator(".dsv4-chat .dsv4-panel").first.wait_for()
         return lab.page
 
     return open_
 
 
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-cell'); }")
-
-
-def ask(page: Any, text: str) -> None:
-    box = page.get_by_role("textbox", name="Message")
-    box.fill(text)
-    box.press("Enter")
-
-
 def streams(page: Any, text: str = "w5 ") -> None:
     page.wait_for_function("text => document.querySelector('.dsv4-answer')?.textContent.includes(text)", arg=text)
-
-
-def idle(page: Any, turns: int) -> None:
-    page.wait_for_function(
-        """n => {
-          const chat = document.querySelector(".dsv4-chat");
-          return chat?.dataset.phase === "idle" && chat.dataset.status === "idle"
-            && chat.querySelectorAll(".dsv4-turn").length === n;
-        }""",
-        arg=turns,
-    )
 
 
 def stop_ms(page: Any) -> float:
     """Click Stop; return how long the reply went on."""
     page.evaluate(TIME_STOP)
     page.get_by_role("button", name="Stop", exact=True).click()
-    page.wait_for_function("window.stop_ms > 0", timeout=20_000)
+    try:
+        page.wait_for_function("window.stop_ms > 0", timeout=20_000)
+    except TimeoutError:
+        raise AssertionError(page.evaluate("({...document.querySelector('.dsv4-chat').dataset})")) from None
     return float(page.evaluate("window.stop_ms"))
 
 
@@ -93,26 +76,26 @@ def test_stop_ends_a_reply_within_300_ms_of_the_click(open_chat: Callable[..., A
     page = open_chat(cells=("import asyncio\nawait asyncio.sleep(600)",))
     taken: dict[str, float] = {}
 
-    ask(page, "go on")
+    lab.ask("go on")
     streams(page)
     taken["while it decodes"] = stop_ms(page)
-    idle(page, 1)
+    lab.idle(1)
 
     # a prompt of so many tokens takes chunks of a tenth of a second each: none of them begins after the click
-    ask(page, "long " * 4_000)
+    lab.ask("long " * 4_000)
     page.wait_for_timeout(400)
     page.evaluate(COUNT)
     taken["while it reads a long prompt"] = stop_ms(page) - 100
-    idle(page, 2)
+    lab.idle(2)
     assert page.locator(".dsv4-answer").last.text_content() == ""
 
-    ask(page, "go on")
+    lab.ask("go on")
     taken["before the first token"] = stop_ms(page)
-    idle(page, 3)
+    lab.idle(3)
 
-    run_cell(lab, 1)
+    lab.start_cell(1)
     page.locator(".jp-InputPrompt", has_text="[*]").wait_for()
-    ask(page, "go on")
+    lab.ask("go on")
     if IS_DEAF:
         page.get_by_role("alert").filter(has_text="A running cell").wait_for()
         page.get_by_role("button", name="Stop", exact=True).click()
@@ -122,7 +105,7 @@ def test_stop_ends_a_reply_within_300_ms_of_the_click(open_chat: Callable[..., A
         page.wait_for_function("document.querySelectorAll('.dsv4-turn').length === 4")
         page.wait_for_function("[...document.querySelectorAll('.dsv4-answer')].at(-1).textContent.includes('w5 ')")
         taken["while a cell awaits"] = stop_ms(page)
-        idle(page, 4)
+        lab.idle(4)
     lab.command("notebook:interrupt-kernel")
     print({name: round(ms) for name, ms in taken.items()})
     assert {name: ms for name, ms in taken.items() if ms > 300} == {}
@@ -130,10 +113,11 @@ def test_stop_ends_a_reply_within_300_ms_of_the_click(open_chat: Callable[..., A
 
 def test_j10_a_fast_reply_is_at_most_30_messages_a_second_and_its_bytes_grow_in_line(
     open_chat: Callable[..., Any],
+    lab: Any,
 ) -> None:
     page = open_chat(" ".join(f"w{i % 100:02d}" for i in range(1_000)), delay=0.0025)
     page.evaluate(COUNT)
-    ask(page, "all of it")
+    lab.ask("all of it")
     streams(page, "w50 ")
     # a click is answered while the reply runs
     answered = page.evaluate(
@@ -146,7 +130,7 @@ def test_j10_a_fast_reply_is_at_most_30_messages_a_second_and_its_bytes_grow_in_
           switch_.click();
         })"""
     )
-    idle(page, 1)
+    lab.idle(1)
     heard = [tuple(one) for one in page.evaluate("window.heard")]
     frames = [one for one in heard if one[2]]
     assert frames[-1][2] == 1_000
@@ -164,27 +148,27 @@ def test_j10_a_fast_reply_is_at_most_30_messages_a_second_and_its_bytes_grow_in_
 
 def test_a_reload_in_the_middle_of_a_reply(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat()
-    ask(page, "go on")
+    lab.ask("go on")
     streams(page)
     lab.command("docmanager:save")
     lab.open("test_a_reload_in_the_middle_of_a_reply.ipynb", reset=False)
     page.locator(".dsv4-chat .dsv4-panel").first.wait_for(timeout=30_000)
     streams(page, "w9 ")
     assert stop_ms(page) < 300
-    idle(page, 1)
+    lab.idle(1)
     text = page.locator(".dsv4-answer").text_content()
     assert WORDS.startswith(text), "nothing is lost or doubled"
-    ask(page, "again")  # the route back stands after the reload
+    lab.ask("again")  # the route back stands after the reload
     page.wait_for_function("document.querySelectorAll('.dsv4-turn').length === 2")
     assert stop_ms(page) < 300
 
 
 def test_an_interrupt_touches_no_reply_of_the_panel(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(" ".join(f"w{i}" for i in range(60)))
-    ask(page, "go on")
+    lab.ask("go on")
     streams(page)
     lab.command("notebook:interrupt-kernel")
-    idle(page, 1)
+    lab.idle(1)
     assert page.locator(".dsv4-answer").text_content().endswith("w59")
 
 
@@ -192,13 +176,11 @@ def test_a_restart_leaves_what_was_said_and_says_that_the_kernel_is_gone(
     open_chat: Callable[..., Any], lab: Any
 ) -> None:
     page = open_chat(" ".join(f"w{i}" for i in range(20)))
-    ask(page, "go on")
-    idle(page, 1)
-    page.evaluate(
-        "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
-    )
+    lab.ask("go on")
+    lab.idle(1)
+    lab.restart()
     assert page.locator(".dsv4-answer").text_content().endswith("w19")
-    ask(page, "more")
+    lab.ask("more")
     page.get_by_role("alert").filter(has_text="kernel").first.wait_for(timeout=15_000)
     assert page.get_by_role("textbox", name="Message").is_enabled()
     lab.problems.clear()  # the widget manager's, of a comm that is not there

@@ -48,17 +48,12 @@ def opened(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..
 
     def open_(*cells: str, first: str = SHOW) -> Any:
         lab.open(lab.write(request.node.name, first, *cells))
-        run_cell(lab, 0)
+        lab.run_cell(0)
         lab.page.locator(".dsv4-lens .dsv4-panel").first.wait_for(timeout=60_000)
         lab.page.get_by_text("No reply yet").wait_for()
         return lab.page
 
     return open_
-
-
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.command("notebook:run-cell")
 
 
 def ended(page: Any, n: int) -> None:
@@ -75,7 +70,7 @@ def ended(page: Any, n: int) -> None:
 
 def test_a_persons_path(opened: Callable[..., Any], lab: Any, shots: Path) -> None:
     page = opened(STORY, AGAIN, BARE, "(len(chat.forks), lens.chat is chat, [t.n_given for t in chat.turns])")
-    run_cell(lab, 1)
+    lab.run_cell(1)
     ended(page, N_STORY)
     page.locator(".dsv4-summary").get_by_text("perplexity").wait_for()
     token = page.locator(".dsv4-tokens-grid :is(.dsv4-level-4, .dsv4-level-5, .dsv4-level-6)").first
@@ -91,7 +86,7 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any, shots: Path) -> No
     page.get_by_role("combobox", name="Colour by").select_option("probability")
     page.wait_for_function("n => document.querySelectorAll('.dsv4-tokens-grid .dsv4-level-0').length === n", arg=before)
 
-    run_cell(lab, 2)  # another answer, which was continued from one of its tokens when it was recorded
+    lab.run_cell(2)  # another answer, which was continued from one of its tokens when it was recorded
     ended(page, N_AGAIN)
     page.locator(f".dsv4-tokens-grid [data-i='{CONTINUED_AT}']").click()
     page.locator(f".dsv4-alternatives button[data-id='{ALTERNATIVE}']").click()
@@ -101,7 +96,7 @@ def test_a_persons_path(opened: Callable[..., Any], lab: Any, shots: Path) -> No
     page.get_by_role("combobox", name="Colour by").select_option("speculation")
     page.locator(".dsv4-keys").get_by_text(f"given, not chosen ({CONTINUED_AT + 1})").wait_for()
     page.get_by_role("combobox", name="Colour by").select_option("probability")
-    run_cell(lab, 4)
+    lab.run_cell(4)
     page.locator(".jp-OutputArea-output pre").get_by_text("(1, False, [0])").wait_for()
     page.get_by_role("button", name="Back to the original").click()
     ended(page, N_AGAIN)
@@ -115,10 +110,10 @@ def test_probabilities_are_computed_when_they_are_asked_for_and_the_page_survive
     opened: Callable[..., Any], lab: Any, shots: Path
 ) -> None:
     page = opened(STORY, BARE)
-    run_cell(lab, 1)
+    lab.run_cell(1)
     ended(page, N_STORY)
     assert not page.get_by_role("button", name="Compute probabilities").is_visible()
-    run_cell(lab, 2)
+    lab.run_cell(2)
     second = page.locator(".dsv4-lens").nth(1)
     compute = second.get_by_role("button", name="Compute probabilities")
     compute.wait_for(timeout=30_000)
@@ -148,7 +143,7 @@ def test_tokens_come_as_they_are_made_and_the_keyboard_is_enough(opened: Callabl
           new MutationObserver(count).observe(lens, { attributes: true });
         }"""
     )
-    run_cell(lab, 1)
+    lab.run_cell(1)
     ended(page, N_STORY)
     seen = [count for count in page.evaluate("window.counts") if count]
     assert len(set(seen)) > 10 and seen == sorted(seen), "the tokens came as they were made"
@@ -184,7 +179,7 @@ def test_light_dark_narrow_and_large(
     opened: Callable[..., Any], lab: Any, shots: Path, axe: Callable[[str], None], picture: Callable[..., None]
 ) -> None:
     page = opened(STORY)
-    run_cell(lab, 1)
+    lab.run_cell(1)
     ended(page, N_STORY)
     lab.size(1200, 1300)
     page.locator(".dsv4-summary button").first.click()
@@ -224,7 +219,7 @@ def test_light_dark_narrow_and_large(
 
 def test_a_long_reply_stays_quick(opened: Callable[..., Any], lab: Any) -> None:
     page = opened('chat.send("hi", logprobs=3)', first=LONG)
-    run_cell(lab, 1)
+    lab.run_cell(1)
     ended(page, 3000)
     assert page.locator(".dsv4-block").count() == 15
     took = page.evaluate(

@@ -50,25 +50,17 @@ def opened(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..
 def start(lab: Any, index: int) -> None:
     """Run a cell when the one before it is over, and do not wait for it; an error ends what is sent before that."""
     lab.page.evaluate(
-        """async i => {
+        """async () => {
           const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
           while (kernel.status !== "idle") await new Promise((go) => setTimeout(go, 20));
           await kernel.requestKernelInfo();
-          window.jupyterapp.shell.currentWidget.content.activeCellIndex = i;
-          window.jupyterapp.commands.execute("notebook:run-cell");
-        }""",
-        index,
+        }"""
     )
+    lab.start_cell(index)
 
 
 def state(page: Any, name: str) -> None:
     page.locator(f".dsv4-load[data-state={name}]").wait_for(timeout=30_000)
-
-
-def restart(page: Any) -> None:
-    page.evaluate(
-        "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
-    )
 
 
 def test_j19_a_load_is_shown_cancelled_and_done_again(
@@ -151,7 +143,7 @@ def test_by_keyboard(opened: Callable[..., Any], lab: Any) -> None:
     assert page.locator(".jp-Cell").count() == cells
     start(lab, 1)
     state(page, "loading")
-    restart(page)
+    lab.restart()
     page.get_by_text("The kernel was restarted or closed, and nothing is loaded any more").wait_for()
     assert page.get_by_role("button", name="Cancel").count() == 0
 

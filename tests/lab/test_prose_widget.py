@@ -23,7 +23,7 @@ def test_a_reply_in_a_real_notebook(
     lab: Any, quiet: None, axe: Callable[[str], None], picture: Callable[..., None]
 ) -> None:
     lab.open(lab.write("prose", SHOW.format(reply=REPLY)))
-    lab.command("notebook:run-cell")
+    lab.run_cell(0)
     page = lab.page
     page.locator(".dsv4-panel").first.wait_for()
     page.get_by_role("switch", name="Thinking").check()

@@ -33,27 +33,16 @@ def opened(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..
 
     def open_(*cells: str, first: str = SHOW) -> Any:
         lab.open(lab.write(request.node.name, first, *cells))
-        run_cell(lab, 0)
+        lab.run_cell(0)
         lab.page.locator(".dsv4-queue .dsv4-panel").first.wait_for(timeout=60_000)
         return lab.page
 
     return open_
 
 
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.command("notebook:run-cell")
-
-
 def counts(page: Any, waiting: int, past: int) -> None:
     page.wait_for_function(
         "([w, p]) => document.querySelector(`.dsv4-queue[data-waiting='${w}'][data-past='${p}']`)", arg=[waiting, past]
-    )
-
-
-def restart(page: Any) -> None:
-    page.evaluate(
-        "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
     )
 
 
@@ -63,10 +52,10 @@ def test_a_persons_path(
     page = opened('m.generate("Say hello.", max_new=3, temperature=0).text', ASK, "[t.cancel() for t in tickets]; None")
     page.get_by_text("Requests of every handle, chat and batch appear here").wait_for()
     page.get_by_text("idle", exact=True).wait_for()
-    run_cell(lab, 1)
+    lab.run_cell(1)
     counts(page, 0, 1)
     lab.theme(dark=False)
-    run_cell(lab, 2)
+    lab.run_cell(2)
     counts(page, 4, 1)
     first = page.locator(".dsv4-request").first
     first.get_by_text("reading the prompt").wait_for()
@@ -120,10 +109,10 @@ def test_a_persons_path(
 
 def test_a_closed_model_says_so(opened: Callable[..., Any], lab: Any) -> None:
     page = opened(ASK, "m.close()")
-    run_cell(lab, 1)
+    lab.run_cell(1)
     page.get_by_text("1 running · 3 waiting").wait_for()
-    run_cell(lab, 2)
+    lab.run_cell(2)
     page.get_by_text("The model is closed.").wait_for()
-    restart(page)
+    lab.restart()
     page.get_by_text("The kernel was restarted or closed, and its requests with it").wait_for()
     assert page.locator(".dsv4-past tbody tr").count() == 4

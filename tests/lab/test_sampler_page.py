@@ -30,16 +30,11 @@ def opened(lab: Any, quiet: None, request: pytest.FixtureRequest) -> Callable[..
 
     def open_(*cells: str, first: str = SHOW) -> Any:
         lab.open(lab.write(request.node.name, first, *cells))
-        run_cell(lab, 0)
+        lab.run_cell(0)
         lab.page.locator(".dsv4-sampler .dsv4-panel").first.wait_for(timeout=60_000)
         return lab.page
 
     return open_
-
-
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.command("notebook:run-cell")
 
 
 def output(page: Any, index: int) -> str:
@@ -53,12 +48,6 @@ def changed(page: Any, *names: str) -> None:
     """Wait until these controls are set to something else than the default."""
     page.wait_for_function(
         "names => document.querySelector('.dsv4-sampler').dataset.changed === names", arg=" ".join(sorted(names))
-    )
-
-
-def restart(page: Any) -> None:
-    page.evaluate(
-        "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
     )
 
 
@@ -83,7 +72,7 @@ def test_a_persons_path(
     changed(page)
 
     # a slider, by mouse and in two views
-    run_cell(lab, 1)
+    lab.run_cell(1)
     page.locator(".dsv4-sampler").nth(1).wait_for()
     slider = row(page, "temperature").get_by_role("slider")
     slider.evaluate("it => { it.value = '14'; it.dispatchEvent(new Event('input')); }")
@@ -95,7 +84,7 @@ def test_a_persons_path(
     assert other.locator("code").first.inner_text() == "chat.set(temperature=0.7)"
 
     # from Python
-    run_cell(lab, 3)
+    lab.run_cell(3)
     changed(page, "temperature", "top_k")
     assert row(page, "top_k").locator(".dsv4-entry").input_value() == "40"
 
@@ -104,7 +93,7 @@ def test_a_persons_path(
     page.get_by_role("switch", name="Lock").first.click()
     changed(page, "seed", "temperature", "top_k")
     seed = row(page, "seed").locator(".dsv4-entry").input_value()
-    run_cell(lab, 2)
+    lab.run_cell(2)
     assert output(page, 2) == f"(0.7, {seed}, {{'temperature': 0.7, 'top_k': 40, 'seed': {seed}}})"
     page.get_by_role("switch", name="Lock").first.click()
     changed(page, "temperature", "top_k")
@@ -133,13 +122,13 @@ def test_a_persons_path(
 
 def test_j16_while_a_reply_runs(opened: Callable[..., Any], lab: Any) -> None:
     page = opened('ticket = chat.submit("hi")', "ticket.cancel(); ticket.result().config.temperature")
-    run_cell(lab, 1)
+    lab.run_cell(1)
     page.get_by_text("A reply is running and keeps the values it began with").wait_for()
     entry = row(page, "temperature").locator(".dsv4-entry")
     entry.fill("0.2")
     entry.press("Enter")
     changed(page, "temperature")
-    run_cell(lab, 2)
+    lab.run_cell(2)
     assert output(page, 2) == "1.0"
     page.get_by_text("Changes apply to the next message.").wait_for()
     page.get_by_role("button", name="Keep it").wait_for()
@@ -170,7 +159,7 @@ def test_j10_a_drag_is_a_few_messages_and_ends_where_it_ends(opened: Callable[..
     assert 3 < sent <= 30 * seconds and heard <= 30 * seconds, (sent, heard, seconds)
     at = row(page, "top_p").locator(".dsv4-entry").input_value()
     page.get_by_text(f"chat.set(top_p={at})", exact=True).wait_for()
-    run_cell(lab, 1)
+    lab.run_cell(1)
     assert output(page, 1) == at and 0.4 < float(at) < 0.6
 
 
@@ -197,7 +186,7 @@ def test_keyboard_alone_and_narrow(opened: Callable[..., Any], lab: Any, shots: 
     row(page, "max_new").locator(".dsv4-entry").focus()
     page.keyboard.press("ArrowDown")
     changed(page, "max_new", "temperature")
-    run_cell(lab, 1)
+    lab.run_cell(1)
     assert output(page, 1) == "(0.9, 4096)"
     assert page.locator(".jp-Cell").count() == cells
 
@@ -210,7 +199,7 @@ def test_keyboard_alone_and_narrow(opened: Callable[..., Any], lab: Any, shots: 
     lab.size(1200)
     lab.command("application:toggle-left-area")
 
-    restart(page)
+    lab.restart()
     page.get_by_text("The kernel was restarted or closed. What was set stays to be read").wait_for()
     assert row(page, "temperature").locator(".dsv4-entry").input_value() == "0.9"
     assert row(page, "temperature").get_by_role("slider").is_disabled()

@@ -16,28 +16,12 @@ pytestmark = [
 ]
 
 CELLS = (
-    'import dsv4nb\nm = dsv4nb.load("toy", progress=False)\nchat = m.chat(temperature=1.2, logprobs=5)\nchat',
+    'import dsv4nb\nm = dsv4nb.load("toy", progress=False)\nchat = m.chat(temperature=1.0, logprobs=5)\nchat',
     "dsv4nb.SamplerPanel(chat)",
     "dsv4nb.AcceptancePanel(chat)",
     "dsv4nb.CachePanel(m, chat)",
     "dsv4nb.TokenLens(chat)",
 )
-
-
-def run_cell(lab: Any, index: int) -> None:
-    lab.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    lab.command("notebook:run-cell")
-
-
-def idle(page: Any, turns: int) -> None:
-    page.wait_for_function(
-        """n => {
-          const chat = document.querySelector(".dsv4-chat");
-          return chat.dataset.phase === "idle" && chat.dataset.status === "idle"
-            && chat.querySelectorAll(".dsv4-turn").length === n;
-        }""",
-        arg=turns,
-    )
 
 
 def answer(page: Any) -> str:
@@ -49,7 +33,7 @@ def test_six_tasks_from_the_page_alone(lab: Any, quiet: None, shots: Path) -> No
     lab.size(1200, 2600)  # all panels in sight
     lab.open(lab.write("six", *CELLS))
     for i, name in enumerate(("chat", "sampler", "acceptance", "cache", "lens")):
-        run_cell(lab, i)
+        lab.run_cell(i)
         page.locator(f".dsv4-{name} .dsv4-panel").wait_for(timeout=120_000)
     chat, sampler, acceptance, cache, lens = (
         page.locator(f".dsv4-{name}") for name in ("chat", "sampler", "acceptance", "cache", "lens")
@@ -62,15 +46,15 @@ def test_six_tasks_from_the_page_alone(lab: Any, quiet: None, shots: Path) -> No
     page.wait_for_function("document.querySelector('.dsv4-chat .dsv4-answer')?.textContent.length > 4")
     chat.get_by_role("button", name="Stop", exact=True).click()
     chat.locator(".dsv4-mark").get_by_text("Stopped", exact=True).wait_for()
-    idle(page, 1)
+    lab.idle(1)
     assert "100" not in answer(page)
 
     # play a seed again
     chat.get_by_role("button", name="New chat").click()
-    idle(page, 0)
+    lab.idle(0)
     message.fill("Tell me a story about a fox.")
     message.press("Enter")
-    idle(page, 1)
+    lab.idle(1)
     first = answer(page)
     assert len(first) > 20
     sampler.get_by_role("button", name="Keep it").click()
@@ -78,7 +62,7 @@ def test_six_tasks_from_the_page_alone(lab: Any, quiet: None, shots: Path) -> No
     chat.locator(".dsv4-turn").last.hover()
     chat.get_by_role("button", name="Regenerate").last.click()
     chat.get_by_text("2 / 2").wait_for()
-    idle(page, 1)
+    lab.idle(1)
     assert answer(page) == first
 
     # see which draft was rejected, and why
@@ -99,17 +83,17 @@ def test_six_tasks_from_the_page_alone(lab: Any, quiet: None, shots: Path) -> No
 
     # find why a prefix was not reused
     chat.get_by_role("button", name="New chat").click()
-    idle(page, 0)
+    lab.idle(0)
     message.fill("What is the capital of France?")
     message.press("Enter")
-    idle(page, 1)
+    lab.idle(1)
     chat.locator(".dsv4-turn").last.hover()
     chat.get_by_role("button", name="Edit", exact=True).last.click()
     edited = chat.get_by_role("textbox", name="Edit the message")
     edited.fill("What is the capital of Spain?")
     edited.press("Enter")
     chat.get_by_text("2 / 2").wait_for()
-    idle(page, 1)
+    lab.idle(1)
     cache.get_by_role("tab", name="Decisions").click()
     newest = cache.locator(".dsv4-decision").first
     newest.get_by_text("cached is ‘·F’, the prompt has ‘·S’").wait_for()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dsv4nb.errors import ChatBusy, EncodingError, EngineError, PromptEmpty, RequestError
-from dsv4nb.session.chat import Chat, Turn
+from dsv4nb.session.chat import Chat
+from dsv4nb.session.tree import Turn
 
 MakeModel = Callable[..., Any]
 LONG = "word " * 200

@@ -113,7 +113,7 @@ def test_what_panels_read_of_the_run_is_what_the_turn_remembers(toy: Model) -> N
     (turn,) = chat.turns
     for live, kept in ((Story(ticket), story_of_turn(turn)), (Tokens(ticket), reply_of_turn(turn))):
         live.read()
-        told = live.story if isinstance(live, Story) else live.reply
+        told = live.shown
         assert told.before == kept.before if isinstance(live, Story) else told.made == kept.made
     assert story_of_turn(turn).before[0] == ("", toy.decode(reply.ids[:5])), "four were given, the fifth is the first"
     assert reply_of_turn(turn).made[:5] == ["given"] * 4 + ["first"]

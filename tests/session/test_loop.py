@@ -160,6 +160,9 @@ def test_a_turn_has_at_most_so_many_rounds_of_calls(make_model: MakeModel) -> No
     reply = chat.send("Go")
     assert len(ran) == 2 and reply.stop_reason == "tool_calls" and len(reply.steps) == 3
     assert chat.messages[-1]["content"] == "Not run: this turn has had 2 rounds of calls."
+    once = make_model(block(("again", {}))).chat(tools=[again], max_rounds=1)
+    once.send("Go")
+    assert once.messages[-1]["content"] == "Not run: this turn has had 1 round of calls."
     with pytest.raises(RequestError, match="max_rounds is 0"):
         make_model().chat(tools=[again], max_rounds=0)
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from dsv4nb.events import Done, Event, Failed, PromptUsage, StopReason, Timings,
 from dsv4nb.session.gauge import Room
 from dsv4nb.session.result import joined
 from dsv4nb.session.tree import Branches, Tree, Turn
+from dsv4nb.stream.frames import Pump
 
 
 class RecordedComm(BaseComm):
@@ -171,6 +172,21 @@ class HandChat:
 @pytest.fixture(autouse=True)
 def recorded_comms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("comm.create_comm", RecordedComm)
+
+
+@pytest.fixture
+def open_panel() -> Iterator[Callable[..., Any]]:
+    """Make panels of a class, on a pump each that is quick; they are closed after the test."""
+    made: list[Any] = []
+
+    def make(panel: Callable[..., Any], *source: Any, **options: Any) -> Any:
+        made.append(panel(*source, **{"pump": Pump(rate=500), **options}))
+        return made[-1]
+
+    yield make
+    for panel in made:
+        panel._pump.drain()
+        panel.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ from dsv4nb.widgets.acceptance_figures import figures_of, wire_rounds
 from dsv4nb.widgets.acceptance_saved import SavedRounds
 from dsv4nb.widgets.acceptance_story import PLAIN, STOPPED, Reader, story_of_rounds, story_of_turn
 
-SCRIPT = (Path(protocol.__file__).parent / "js/protocol.js").read_text()
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
@@ -108,17 +107,8 @@ def words(n: int, letter: str = "w") -> str:
 
 
 @pytest.fixture
-def panel_of() -> Iterator[Callable[..., AcceptancePanel]]:
-    made: list[AcceptancePanel] = []
-
-    def make(source: Any, **options: Any) -> AcceptancePanel:
-        made.append(AcceptancePanel(source, **{"pump": Pump(rate=500), **options}))
-        return made[-1]
-
-    yield make
-    for panel in made:
-        panel._pump.drain()
-        panel.close()
+def panel_of(open_panel: Callable[..., AcceptancePanel]) -> Callable[..., AcceptancePanel]:
+    return partial(open_panel, AcceptancePanel)
 
 
 @pytest.fixture
@@ -166,13 +156,6 @@ def streamed(panel: AcceptancePanel) -> list[list[Any]]:
             assert message["start"] == len(rounds)
             rounds += message["rounds"]
     return rounds
-
-
-@pytest.mark.parametrize("name", ["ROUNDS_FROM_KERNEL", "ROUNDS_FROM_PAGE", "ROUND", "DRAFT", "STATUSES"])
-def test_both_sides_declare_the_same(name: str) -> None:
-    found = re.search(rf"export const {name} = ([\[{{].*?[\]}}]);", SCRIPT, re.DOTALL)
-    assert found
-    assert json.loads(found[1]) == json.loads(json.dumps(getattr(protocol, name)))
 
 
 def test_a_round_travels_with_exactly_its_fields() -> None:
@@ -262,12 +245,31 @@ def test_the_text_before_each_round_is_the_chats_own() -> None:
         reader.read()
         (turn,) = own.turns
         assert len(turn.rounds) > 2
-        assert reader.story.before == story_of_turn(turn).before
+        assert reader.shown.before == story_of_turn(turn).before
         for i, (n_reasoning, n_text) in enumerate(turn.marks):
-            pieces = reader.story.before[: i + 1]
+            pieces = reader.shown.before[: i + 1]
             assert "".join(piece[0] for piece in pieces) == turn.reasoning[:n_reasoning]
             assert "".join(piece[1] for piece in pieces) == turn.text[:n_text]
         model.close()
+
+
+def test_thoughts_of_another_run_are_a_paragraph_before_its_round_too() -> None:
+    def look() -> str:
+        """Look outside."""
+        return "rain"
+
+    call = '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="look">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    model = speaking(f"a1 a2 a3 a4</think>{call}", "b1 b2 b3</think>c1 c2 c3")
+    own = model.chat(temperature=0, thinking=True, tools=[look])
+    ticket = own.submit("hi")
+    ticket.wait()
+    reader = Reader(ticket, "hi")
+    reader.read()
+    (turn,) = own.turns
+    assert turn.reasoning == "a1 a2 a3 a4\n\nb1 b2 b3" and len(turn.runs) == 2
+    assert reader.shown.before == story_of_turn(turn).before and set(reader.shown.replies) == {0, 1}
+    assert any("\n\nb" in thought for thought, _ in reader.shown.before)
+    model.close()
 
 
 def test_rounds_alone_tell_their_own_text(chat: Any) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import dsv4nb.widgets.protocol as protocol
 from dsv4nb.errors import RequestError
 from dsv4nb.model import Model, load
 from dsv4nb.session.chat import Chat
@@ -21,7 +17,6 @@ from dsv4nb.stream.frames import Pump
 from dsv4nb.testing.fake_model import fake_model
 from dsv4nb.widgets.cache import CachePanel
 
-SCRIPT = (Path(protocol.__file__).parent / "js/protocol.js").read_text()
 HOSTILE = "<script>alert(1)</script>"
 
 
@@ -84,12 +79,6 @@ def page(model: Model, chat: Chat) -> Iterator[Page]:
     panel = CachePanel(model, chat, pump=Pump())
     yield Page(panel)
     panel.close()
-
-
-@pytest.mark.parametrize("name", ["CACHE_FROM_KERNEL", "CACHE_FROM_PAGE"])
-def test_both_sides_declare_the_same(name: str) -> None:
-    found = re.search(rf"export const {name} = (\{{.*?\}});", SCRIPT, re.DOTALL)
-    assert found and json.loads(found[1]) == json.loads(json.dumps(getattr(protocol, name)))
 
 
 def test_j21_the_ledger_is_the_chats(page: Page, chat: Chat, model: Model) -> None:

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dsv4nb.errors import LoadCancelled, RequestError
-from dsv4nb.stream.frames import Pump
 from dsv4nb.stream.loading import Loading
 from dsv4nb.testing.fake_model import fake_model
 from dsv4nb.weights.progress import LoadStep
@@ -16,11 +15,8 @@ from dsv4nb.widgets.loading import LoadPanel
 
 
 @pytest.fixture
-def panel() -> Iterator[LoadPanel]:
-    made = LoadPanel(pump=Pump(rate=500))
-    yield made
-    made._pump.drain()
-    made.close()
+def panel(open_panel: Callable[..., LoadPanel]) -> LoadPanel:
+    return open_panel(LoadPanel)
 
 
 def reading(done: int, total: int = 1000) -> LoadStep:

@@ -13,12 +13,12 @@ SCRIPT = (Path(protocol.__file__).parent / "js/protocol.js").read_text()
 
 
 def declared(name: str) -> object:
-    found = re.search(rf"export const {name} = (\{{.*?\}});", SCRIPT, re.DOTALL)
+    found = re.search(rf"export const {name} = ([\[{{].*?[\]}}]);", SCRIPT, re.DOTALL)
     assert found, f"protocol.js declares no {name}"
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("name", ["FROM_KERNEL", "FROM_PAGE", "CHANNELS"])
+@pytest.mark.parametrize("name", [name for name in vars(protocol) if name.isupper() and name[0] != "_"])
 def test_both_sides_declare_the_same(name: str) -> None:
     assert declared(name) == json.loads(json.dumps(getattr(protocol, name)))
 

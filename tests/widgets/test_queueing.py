@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import pytest
 
 from dsv4nb.errors import RequestError
 from dsv4nb.model import Model
-from dsv4nb.stream.frames import Pump
 from dsv4nb.testing.fake_model import fake_model
 from dsv4nb.widgets.queueing import LISTED, QueuePanel
 
@@ -23,17 +22,8 @@ def model() -> Iterator[Model]:
 
 
 @pytest.fixture
-def panel_of() -> Iterator[Callable[..., QueuePanel]]:
-    made: list[QueuePanel] = []
-
-    def make(model: Any, **options: Any) -> QueuePanel:
-        made.append(QueuePanel(model, **{"pump": Pump(rate=500), **options}))
-        return made[-1]
-
-    yield make
-    for panel in made:
-        panel._pump.drain()
-        panel.close()
+def panel_of(open_panel: Callable[..., QueuePanel]) -> Callable[..., QueuePanel]:
+    return partial(open_panel, QueuePanel)
 
 
 def until(holds: Callable[[], object]) -> None:

@@ -1,24 +1,19 @@
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
-import dsv4nb.widgets.protocol as protocol
 from dsv4nb.errors import RequestError
 from dsv4nb.model import Model
 from dsv4nb.session.request import Options
-from dsv4nb.stream.frames import Pump
 from dsv4nb.testing.fake_model import fake_model
 from dsv4nb.widgets.sampler import SamplerPanel
 from dsv4nb.widgets.sampler_controls import PRESETS, controls, defaults, given
-
-SCRIPT = (Path(protocol.__file__).parent / "js/protocol.js").read_text()
 
 
 @pytest.fixture
@@ -29,17 +24,8 @@ def model() -> Iterator[Model]:
 
 
 @pytest.fixture
-def panel_of() -> Iterator[Callable[..., SamplerPanel]]:
-    made: list[SamplerPanel] = []
-
-    def make(source: Any, **options: Any) -> SamplerPanel:
-        made.append(SamplerPanel(source, **{"pump": Pump(rate=500), **options}))
-        return made[-1]
-
-    yield make
-    for panel in made:
-        panel._pump.drain()
-        panel.close()
+def panel_of(open_panel: Callable[..., SamplerPanel]) -> Callable[..., SamplerPanel]:
+    return partial(open_panel, SamplerPanel)
 
 
 @pytest.fixture
@@ -68,14 +54,6 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-@pytest.mark.parametrize("side", ["FROM_KERNEL", "FROM_PAGE"])
-@pytest.mark.parametrize("name", ["SAMPLER", "QUEUE", "LOAD"])
-def test_both_sides_declare_the_same(name: str, side: str) -> None:
-    found = re.search(rf"export const {name}_{side} = (\{{.*?\}});", SCRIPT, re.DOTALL)
-    assert found
-    assert json.loads(found[1]) == json.loads(json.dumps(getattr(protocol, f"{name}_{side}")))
 
 
 def test_every_option_of_sampling_and_speculation_has_a_control(model: Model) -> None:

@@ -35,7 +35,7 @@ export function strip({ listen, onOpen, onClose, announce }) {
   const tip = element("div", { class: "dsv4-tip", hidden: true, "aria-hidden": "true" });
   const overview = element("canvas", { class: "dsv4-overview", "aria-hidden": "true" });
   const latest = focusable("button", { type: "button", class: "dsv4-quiet dsv4-latest", text: "Latest ⇥", hidden: true });
-  const legend = element("ul", { class: "dsv4-legend", "aria-label": "What the columns show" });
+  const legend = element("ul", { class: "dsv4-keys", "aria-label": "What the columns show" });
   const probe = element("span", { class: "dsv4-probe", "aria-hidden": "true" });
   const stage = element("div", { class: "dsv4-stage" }, labels, scroller, tip);
   const el = element("div", { class: "dsv4-strip" }, stage, overview, element("div", { class: "dsv4-under" }, legend, latest), probe);

@@ -2,15 +2,14 @@
 
 import { strip, list, table } from "./acceptance-strip.js";
 import { opened } from "./acceptance-round.js";
-import { commands } from "./commands.js";
 import { element, focusable, say, toggle } from "./dom.js";
+import { replies } from "./replies.js";
 import { positionRows, positions, reliability, reliabilityRows, seriesKey, taus } from "./rounds-charts.js";
 import { counterfactual, count, number, percent, speedOnly } from "./rounds-words.js";
 import { blank, isOfRounds, received } from "./rounds.js";
+import { SILENT, viewOf } from "./view.js";
 
-const RESYNC_MS = 500;
 const SWEEP_MS = 2000;
-const FOLLOW = -1;
 const CURVES = [
   ["accepted, of all rounds", "bar"],
   ["accepted, of the rounds that verified it", "line"],
@@ -23,7 +22,7 @@ function chart(title, keys) {
   const said = element("p", { class: "dsv4-said" });
   const twin = element("div", { class: "dsv4-wide" });
   const legend = keys.map(([text, look], i) => element("li", {}, seriesKey(i, look), element("span", { text })));
-  const summary = focusable("summary", { text: "As a table" });
+  const summary = focusable("summary", { class: "dsv4-unfold", text: "As a table" });
   const fold = element("details", { class: "dsv4-twin" }, summary, twin);
   const el = element(
     "section",
@@ -35,12 +34,10 @@ function chart(title, keys) {
 
 function parts(name) {
   const title = element("strong", { class: "dsv4-title" });
-  const turns = focusable("select", { class: "dsv4-select", "aria-label": "Reply" });
+  const turns = replies((n) => count(n, "round"));
   const status = element("span", { class: "dsv4-state" });
   const facts = element("dl", { class: "dsv4-totals", "aria-label": "Totals" });
   const empty = element("p", { class: "dsv4-empty" });
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
-  const heard = element("span", { class: "dsv4-unseen", role: "status", "aria-live": "polite" });
   const slider = focusable("input", { type: "range", class: "dsv4-tau", id: name, "aria-label": "tau of the confidence window", min: "0", max: "0", step: "1" });
   const tauLabel = element("label", { for: name, text: "tau" });
   const tauOut = element("output", { class: "dsv4-tau-out", for: name });
@@ -53,24 +50,21 @@ function parts(name) {
   const where = chart("Accepted, by position", CURVES);
   const true_ = chart("Are confidences true?", [["confidence", "marks"], ["survival", "marks"]]);
   const charts = element("div", { class: "dsv4-charts" }, what.el, where.el, true_.el);
-  return { title, turns, status, facts, empty, alert, heard, slider, tauOut, what, whatFacts, whatSure, speed, where, true_, charts };
+  return { title, turns, status, facts, empty, slider, tauOut, what, whatFacts, whatSure, speed, where, true_, charts };
 }
 
 function render({ model, el }) {
   let state = blank();
   let open = -1;
   let at = 10; // of the sweep's points: tau 0.5
-  let scheduled = 0;
-  let lastAsked = -Infinity;
   let lastSwept = -Infinity;
-  let painted = { run: -1, figures: null, sweep: null, at: -1, turns: null, shown: NaN, open: NaN };
+  let painted = { run: -1, figures: null, sweep: null, at: -1, open: NaN };
   let hasKernel = true;
   let entering = false;
 
-  const bound = new AbortController();
-  const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
+  const view = viewOf({ model, el }, paint);
+  const { listen, complain, announce, repaint } = view;
   const page = parts(`dsv4-tau-${Math.random().toString(36).slice(2, 10)}`);
-  const announce = (text) => say(page.heard, text);
 
   const columns = strip({ listen, onOpen: go, onClose: () => closeRound(), announce });
   const round = opened({
@@ -86,23 +80,20 @@ function render({ model, el }) {
   const root = element(
     "div",
     { class: "dsv4-panel", role: "group", "aria-label": "Speculation" },
-    element("div", { class: "dsv4-head" }, page.title, page.turns, page.status),
-    page.alert, page.empty, body, page.heard,
+    element("div", { class: "dsv4-head" }, page.title, page.turns.el, page.status),
+    view.alert, page.empty, body, view.heard,
   );
 
-  const orders = commands((message) => model.send(message), {
+  const orders = view.orders({
     failed(kind, id, error) {
+      if (kind === "show") page.turns.undo();
       complain(error);
+      repaint();
     },
     silent() {
-      complain("The kernel has not answered yet. A running cell or a restarted kernel can be the reason.");
+      complain(SILENT);
     },
   });
-
-  function complain(text) {
-    say(page.alert, text);
-    toggle(page.alert, text !== "");
-  }
 
   function go(index, withFocus = false) {
     open = Math.max(0, Math.min(state.rounds.length - 1, index));
@@ -136,14 +127,7 @@ function render({ model, el }) {
   }
 
   function resync() {
-    const now = performance.now();
-    if (now - lastAsked < RESYNC_MS) return;
-    lastAsked = now;
-    try {
-      model.send({ kind: "resync" });
-    } catch {
-      hasKernel = false;
-    }
+    if (!view.resync()) hasKernel = false;
   }
 
   /** Ask what other windows would have made of the rounds, unless that is known. */
@@ -155,15 +139,10 @@ function render({ model, el }) {
     orders.give("sweep", { run: state.run });
   }
 
-  function repaint() {
-    scheduled ||= requestAnimationFrame(paint);
-  }
-
   function paint() {
-    scheduled = 0;
     const has = state.rounds.length > 0;
     say(page.title, model.get("title"));
-    paintTurns();
+    page.turns.show(state);
     const counted = has ? count(state.rounds.length, "round") : "";
     say(page.status, [counted, state.live ? "running" : has && state.note].filter(Boolean).join(" · "));
     el.dataset.live = String(state.live);
@@ -189,20 +168,6 @@ function render({ model, el }) {
     if (state.run === 0) return "Asking the kernel…";
     if (state.live) return "Waiting for the first round…";
     return state.note || "No reply yet. Its rounds appear here as they are played.";
-  }
-
-  function paintTurns() {
-    toggle(page.turns, state.turns.length > 0);
-    if (painted.turns !== state.turns) {
-      const options = state.turns.map(([i, text, n]) =>
-        element("option", { value: String(i), text: `${i + 1}. ${shortened(text)} (${count(n, "round")})` }),
-      );
-      page.turns.replaceChildren(element("option", { value: String(FOLLOW), text: "Follow the chat" }), ...options.reverse());
-    }
-    if (painted.turns !== state.turns || painted.shown !== state.shown) {
-      page.turns.value = String(state.follows ? FOLLOW : state.shown);
-    }
-    painted = { ...painted, turns: state.turns, shown: state.shown };
   }
 
   function paintFigures(figures) {
@@ -257,40 +222,22 @@ function render({ model, el }) {
     sweep(false);
     repaint();
   });
-  listen(page.turns, "change", () => {
+  listen(page.turns.el, "change", () => {
     complain("");
-    orders.give("show", { turn: Number(page.turns.value) });
+    orders.give("show", { turn: Number(page.turns.el.value) });
   });
-  const recolour = () => [0, 200, 800].forEach((ms) => setTimeout(() => !bound.signal.aborted && columns.recolour(), ms));
-  const themes = new MutationObserver(recolour);
-  for (const node of [document.body, document.documentElement]) {
-    themes.observe(node, { attributes: true, attributeFilter: ["class", "theme", "data-jp-theme-light", "data-jp-theme-name"] });
-  }
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  listen(dark, "change", recolour);
+  view.onTheme(() => columns.recolour());
+  view.hear({ "msg:custom": receive, "change:title": repaint });
 
-  const heard = [["msg:custom", receive], ["change:title", repaint]];
-  for (const [name, handler] of heard) model.on(name, handler);
-
-  el.classList.add("dsv4", "dsv4-acceptance");
-  el.replaceChildren(root);
+  view.mount("acceptance", root);
   paint();
   resync();
   repaint();
 
   return () => {
-    bound.abort();
-    orders.end();
+    view.end();
     columns.end();
-    themes.disconnect();
-    cancelAnimationFrame(scheduled);
-    for (const [name, handler] of heard) model.off(name, handler);
   };
-}
-
-function shortened(text) {
-  const line = text.replace(/\s+/g, " ").trim();
-  return line.length > 48 ? `${line.slice(0, 47)}…` : line;
 }
 
 export default { render };

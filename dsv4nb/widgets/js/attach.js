@@ -45,7 +45,7 @@ export function attaching({ button, list, chips }, give) {
 
   function chip({ name, about, tokens, is_tool }) {
     const cost = tokens === null ? "" : `${tokens.toLocaleString("en")} tokens`;
-    const drop = focusable("button", { type: "button", class: "dsv4-drop", "aria-label": `Remove ${name}`, text: "×" });
+    const drop = focusable("button", { type: "button", class: "dsv4-icon dsv4-drop", "aria-label": `Remove ${name}`, text: "×" });
     drop.addEventListener("click", () => give("detach", { name }));
     return element(
       "li",

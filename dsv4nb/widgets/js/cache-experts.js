@@ -108,7 +108,7 @@ export function expertMap({ listen, announce, onAsk, name }) {
     const head = ["layer", "routed by", ...Array.from({ length: experts }, (_, e) => `e${e}`)];
     body.replaceChildren(
       element(
-        "table", { class: "dsv4-grid" }, element("caption", { class: "dsv4-unseen", text: "Visits by layer and expert" }),
+        "table", { class: "dsv4-table" }, element("caption", { class: "dsv4-unseen", text: "Visits by layer and expert" }),
         element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col", text })))),
         element("tbody", {}, ...Array.from({ length: layers }, (_, layer) => element("tr", {},
           element("th", { scope: "row", text: String(layer) }), element("td", { text: routed[layer] ?? "" }),

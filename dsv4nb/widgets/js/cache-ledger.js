@@ -66,7 +66,7 @@ export function ledgerMap({ listen, texts, announce, onLook }) {
     whole,
   );
   const facts = element("div", { class: "dsv4-map-facts" });
-  const legend = element("ul", { class: "dsv4-bare dsv4-keys", "aria-label": "What the cells show" });
+  const legend = element("ul", { class: "dsv4-keys", "aria-label": "What the cells show" });
   const told = element("p", { class: "dsv4-told" });
   const around = element("p", { class: "dsv4-around" });
   const probe = element("span", { class: "dsv4-probe", "aria-hidden": "true" });

@@ -33,7 +33,7 @@ export function readsView({ listen, texts, announce, onAsk, name }) {
   });
   const note = element("p", { class: "dsv4-note", hidden: true });
   const keys = element(
-    "ul", { class: "dsv4-bare dsv4-keys", "aria-hidden": "true" },
+    "ul", { class: "dsv4-keys", "aria-hidden": "true" },
     element("li", {}, element("span", { class: "dsv4-swatch dsv4-asking", text: "a" }), element("span", { text: "the token that reads" })),
     element("li", {}, element("span", { class: "dsv4-swatch", "data-row": "6", text: "a" }), element("span", { text: "window row, darker with more attention" })),
     element("li", {}, element("span", { class: "dsv4-swatch", "data-entry": "6", text: "a" }), element("span", { text: "compressed entry, thicker with more attention" })),
@@ -41,7 +41,7 @@ export function readsView({ listen, texts, announce, onAsk, name }) {
   );
   const entries = element("tbody");
   const table = element(
-    "table", { class: "dsv4-grid dsv4-entries" },
+    "table", { class: "dsv4-table dsv4-entries" },
     element("caption", { class: "dsv4-unseen", text: "Compressed entries that were read" }),
     element("thead", {}, element("tr", {}, ...["entry", "tokens", "score", "attention", "text"].map((head) => element("th", { scope: "col", text: head })))),
     entries,
@@ -52,7 +52,7 @@ export function readsView({ listen, texts, announce, onAsk, name }) {
   const twin = element(
     "details", { class: "dsv4-twin" }, focusable("summary", { text: "Window rows as a table" }),
     focusable("div", { class: "dsv4-wide dsv4-tall", tabindex: "0", role: "region", "aria-label": "Window rows" },
-      element("table", { class: "dsv4-grid" },
+      element("table", { class: "dsv4-table" },
         element("caption", { class: "dsv4-unseen", text: "Window rows that were read, the most read first" }),
         element("thead", {}, element("tr", {}, ...["token", "attention", "text"].map((head) => element("th", { scope: "col", text: head })))), rows)),
   );

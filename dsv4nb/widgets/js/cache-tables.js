@@ -9,7 +9,7 @@ const cell = (text, kind = "") => element("td", { text, class: kind });
 function table(caption, heads, rows) {
   return element(
     "table",
-    { class: "dsv4-grid" },
+    { class: "dsv4-table" },
     element("caption", { class: "dsv4-unseen", text: caption }),
     element("thead", {}, element("tr", {}, ...heads.map((text) => element("th", { scope: "col", text, class: NARROW_OUT.includes(text) ? "dsv4-out" : undefined })))),
     element("tbody", {}, ...rows),

@@ -6,9 +6,8 @@ import { ledgerMap } from "./cache-ledger.js";
 import { readsView } from "./cache-reads.js";
 import { expertsOf, readsOf, texts } from "./cache-store.js";
 import { count } from "./cache-words.js";
-import { commands } from "./commands.js";
 import { element, focusable, say, toggle } from "./dom.js";
-import { whenCut } from "./kernel.js";
+import { viewOf } from "./view.js";
 
 const CUT = "The kernel was restarted or closed. What it last told stays; run the cell again to ask for more.";
 const TABS = [
@@ -18,24 +17,20 @@ const TABS = [
 const PULLED = ["reads", "experts"];
 
 function render({ model, el }) {
-  let scheduled = 0;
   let tab = "ledger";
   let isCut = false;
   let waiting = "";
   let asked = { reads: "", experts: "" };
   const name = `dsv4-cache-${Math.random().toString(36).slice(2, 10)}`;
-  const bound = new AbortController();
-  const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
+  const view = viewOf({ model, el }, paint);
+  const { alert, heard, listen, complain, announce, repaint } = view;
 
   const title = element("strong", { class: "dsv4-title" });
   const strips = focusable("select", { class: "dsv4-select", "aria-label": "Whose tokens" });
   const status = element("span", { class: "dsv4-state" });
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
-  const heard = element("span", { class: "dsv4-unseen", role: "status", "aria-live": "polite" });
   const empty = element("p", { class: "dsv4-empty" });
-  const announce = (text) => say(heard, text);
 
-  const orders = commands((message) => model.send(message), {
+  const orders = view.orders({
     failed(kind, id, error) {
       if (asked[kind] === id) asked[kind] = "";
       if (kind === "text") pieces.lost();
@@ -92,11 +87,6 @@ function render({ model, el }) {
     alert, element("div", { class: "dsv4-tabs", role: "tablist", "aria-label": "Caches" }, ...heads), empty, ...bodies, heard,
   );
 
-  function complain(text) {
-    say(alert, text);
-    toggle(alert, text !== "");
-  }
-
   function wait() {
     waiting = PULLED.some((kind) => asked[kind]) ? "asking the engine…" : "";
     repaint();
@@ -111,7 +101,7 @@ function render({ model, el }) {
 
   function open(key) {
     tab = key;
-    paint();
+    view.paintNow();
   }
 
   function receive(message, buffers) {
@@ -131,13 +121,7 @@ function render({ model, el }) {
     }
   }
 
-  function repaint() {
-    scheduled ||= requestAnimationFrame(paint);
-  }
-
   function paint() {
-    cancelAnimationFrame(scheduled);
-    scheduled = 0;
     const state = model.get("state");
     const { ledger } = state;
     const has = Boolean(ledger?.n);
@@ -209,33 +193,20 @@ function render({ model, el }) {
     event.preventDefault();
     event.stopPropagation();
   });
-  const recolour = () =>
-    [0, 200, 800].forEach((ms) => setTimeout(() => !bound.signal.aborted && [views.ledger, views.experts].forEach((view) => view.recolour()), ms));
-  const themes = new MutationObserver(recolour);
-  for (const node of [document.body, document.documentElement]) {
-    themes.observe(node, { attributes: true, attributeFilter: ["class", "theme", "data-jp-theme-light", "data-jp-theme-name"] });
-  }
-  listen(window.matchMedia("(prefers-color-scheme: dark)"), "change", recolour);
-  const uncut = whenCut(model, () => {
+  const recolour = view.onTheme(() => [views.ledger, views.experts].forEach((one) => one.recolour()));
+  view.whenCut(() => {
     isCut = true;
     complain(CUT);
   });
-  const told = [["msg:custom", receive], ["change:state", repaint], ["change:title", repaint]];
-  for (const [type, handler] of told) model.on(type, handler);
+  view.hear({ "msg:custom": receive, "change:state": repaint, "change:title": repaint });
 
-  el.classList.add("dsv4", "dsv4-cache");
-  el.replaceChildren(root);
+  view.mount("cache", root);
   paint();
   recolour();
 
   return () => {
-    bound.abort();
-    orders.end();
-    uncut();
-    themes.disconnect();
-    cancelAnimationFrame(scheduled);
-    for (const view of Object.values(views)) view.end?.();
-    for (const [type, handler] of told) model.off(type, handler);
+    view.end();
+    for (const one of Object.values(views)) one.end?.();
   };
 }
 

@@ -2,12 +2,10 @@
 
 import { attaching } from "./attach.js";
 import { chatPage } from "./chat-page.js";
-import { commands } from "./commands.js";
 import { focused, say, toggle } from "./dom.js";
 import { breakLine } from "./editor.js";
 import { exporting } from "./exports.js";
 import { copied } from "./files.js";
-import { whenCut } from "./kernel.js";
 import { notice } from "./notice.js";
 import { pacer } from "./pacing.js";
 import { listenForCopies } from "./prose-code.js";
@@ -17,8 +15,8 @@ import {
   asked, begun, called, caughtUp, extended, mark, opened, past, phase, settled, severed, withdrawn,
 } from "./transcript.js";
 import { turn } from "./turn.js";
+import { SILENT, viewOf } from "./view.js";
 
-const RESYNC_MS = 500;
 const MEASURE_MS = 300;
 const NEAR_END_PX = 32;
 
@@ -36,11 +34,9 @@ const PHRASES = {
 function render({ model, el }) {
   let state = opened(model.get("transcript"));
   let isFollowing = true;
-  let lastTop = 0;
+  let [lastTop, lastHeight] = [0, 0]; // of the log, when it was last scrolled
   let isNews = false; // turns that were over before this view came are not announced
   let outcome = "";
-  let scheduled = 0;
-  let lastAsked = -Infinity;
   let takingBack = "";
   let isCut = false;
   let measuring = 0;
@@ -51,10 +47,10 @@ function render({ model, el }) {
   const page = chatPage(model.get("examples"));
   const turns = [];
   const facts = pacer();
-  const bound = new AbortController();
-  const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
+  const view = viewOf({ model, el }, paint, page.alert);
+  const { listen, complain, repaint, resync } = view;
 
-  const orders = commands((message) => model.send(message), {
+  const orders = view.orders({
     failed(kind, id, error) {
       if (kind === "send" || kind === "edit") giveBack(id);
       if (kind === "rewind") notices.show("");
@@ -65,16 +61,10 @@ function render({ model, el }) {
       repaint();
     },
     silent(kind, id) {
-      const cause = "The kernel has not answered yet. A running cell or a restarted kernel can be the reason.";
-      complain(state.pending?.id === id ? `${cause} Stop takes your message back.` : cause);
+      complain(state.pending?.id === id ? `${SILENT} Stop takes your message back.` : SILENT);
       repaint();
     },
   });
-
-  function complain(text) {
-    say(page.alert, text);
-    toggle(page.alert, text !== "");
-  }
 
   const attach = attaching({ button: page.attach, list: page.list, chips: page.chips }, orders.give);
 
@@ -219,17 +209,6 @@ function render({ model, el }) {
     repaint();
   }
 
-  function resync() {
-    const now = performance.now();
-    if (now - lastAsked < RESYNC_MS) return;
-    lastAsked = now;
-    try {
-      model.send({ kind: "resync" });
-    } catch {
-      // no kernel: the saved transcript is all there is
-    }
-  }
-
   function settle() {
     const before = state.ended;
     state = settled(state, model.get("transcript"));
@@ -241,12 +220,7 @@ function render({ model, el }) {
     repaint();
   }
 
-  function repaint() {
-    scheduled ||= requestAnimationFrame(paint);
-  }
-
   function paint() {
-    scheduled = 0;
     const isRunning = state.live !== null || state.pending !== null;
     const over = past(state);
     const wanted = over.length + (isRunning ? 1 : 0);
@@ -360,43 +334,38 @@ function render({ model, el }) {
   listen(page.thinking, "change", () => orders.give("set_thinking", { value: page.thinking.checked }));
   listen(page.log, "scroll", () => {
     const { scrollTop, scrollHeight, clientHeight } = page.log;
-    // only a reader goes up; that the end went down is no reader's doing
+    // only a reader goes up in a text that did not shrink; that the end moved is no reader's doing
     const isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
-    isFollowing = isAtEnd || (isFollowing && scrollTop >= lastTop);
-    lastTop = scrollTop;
+    const isPulled = scrollTop < lastTop && scrollHeight >= lastHeight;
+    isFollowing = isAtEnd || (isFollowing && !isPulled);
+    [lastTop, lastHeight] = [scrollTop, scrollHeight];
   });
   // what comes into sight has another size than it was thought to have
   for (const grown of ["dsv4-grown", "contentvisibilityautostatechange"]) listen(page.log, grown, follow);
 
-  const heard = [
-    ["msg:custom", receive],
-    ["change:transcript", settle],
-    ["change:status", repaint],
-    ["change:title", repaint],
-    ["change:thinking", onThinking],
-    ["change:attached", onAttached],
-    ["change:room", onRoom],
-  ];
-  for (const [name, handler] of heard) model.on(name, handler);
-  const endWatch = whenCut(model, sever);
+  view.hear({
+    "msg:custom": receive,
+    "change:transcript": settle,
+    "change:status": repaint,
+    "change:title": repaint,
+    "change:thinking": onThinking,
+    "change:attached": onAttached,
+    "change:room": onRoom,
+  });
+  view.whenCut(sever);
 
   listenForCopies(page.log);
   mathsFrom(() => model.send({ kind: "maths" }));
-  el.classList.add("dsv4", "dsv4-chat");
-  el.replaceChildren(page.root);
+  view.mount("chat", page.root);
   onThinking();
   onAttached();
   onRoom();
   paint();
-  resync();
+  resync(); // where there is no kernel, the saved transcript is all there is
 
   return () => {
-    bound.abort();
-    orders.end();
-    endWatch();
+    view.end();
     clearTimeout(measuring);
-    cancelAnimationFrame(scheduled);
-    for (const [name, handler] of heard) model.off(name, handler);
   };
 }
 

@@ -1,16 +1,14 @@
 // A reply under the lens: a reducer's state, painted at most once per animation frame.
 
 import { table } from "./acceptance-strip.js";
-import { commands } from "./commands.js";
 import { element, focusable, say, toggle } from "./dom.js";
-import { whenCut } from "./kernel.js";
 import { detail } from "./lens-detail.js";
 import { grid } from "./lens-grid.js";
 import { blank, HOW, isOfLens, look, MEASURES, received, rows, sums, visible, share } from "./lens-tokens.js";
+import { replies } from "./replies.js";
+import { SILENT, viewOf } from "./view.js";
 
 const CUT = "The kernel was restarted or closed. What it last told stays; run the cell again to ask for more.";
-const RESYNC_MS = 500;
-const FOLLOW = -1;
 const PAGE = 100; // rows of the table
 const SWATCHES = [0, 1, 2, 3, 4, 5, 6].map((level) => `dsv4-level-${level}`).concat(Object.keys(HOW).map((how) => `dsv4-how-${how}`));
 
@@ -23,18 +21,16 @@ function render({ model, el }) {
   let measure = "probability";
   let pointed = null;
   let chosen = null; // the token that has, or had last, the focus
-  let scheduled = 0;
-  let lastAsked = -Infinity;
   let from = 0; // the first token that is not painted as it is
-  let painted = { run: -1, turns: null, shown: NaN, follows: null, tokens: null, measure: "" };
+  let painted = { run: -1, tokens: null, measure: "" };
   let page = 0;
   let hasKernel = true;
 
-  const bound = new AbortController();
-  const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
+  const view = viewOf({ model, el }, paint);
+  const { alert, heard, listen, complain, announce, repaint } = view;
 
   const title = element("strong", { class: "dsv4-title" });
-  const turns = focusable("select", { class: "dsv4-select", "aria-label": "Reply" });
+  const turns = replies((n) => `${n} tokens`);
   const by = focusable("select", { class: "dsv4-select", "aria-label": "Colour by" });
   by.append(
     ...[...Object.entries(MEASURES).map(([value, { name }]) => [value, name]), ["speculation", "speculation"]].map(
@@ -43,8 +39,6 @@ function render({ model, el }) {
   );
   const back = button("Back to the original");
   const status = element("span", { class: "dsv4-state" });
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
-  const heard = element("span", { class: "dsv4-unseen", role: "status", "aria-live": "polite" });
   const fork = element("p", { class: "dsv4-fork" });
   const empty = element("p", { class: "dsv4-empty" });
   const note = element("p", { class: "dsv4-note" });
@@ -52,9 +46,8 @@ function render({ model, el }) {
   const compute = button("Compute probabilities", "dsv4-compute");
   ask.append(element("span", { text: "This reply was made without them." }), compute);
   const summary = element("p", { class: "dsv4-summary" });
-  const legend = element("ul", { class: "dsv4-keys dsv4-bare", "aria-label": "What the colours and lines mean" });
+  const legend = element("ul", { class: "dsv4-keys", "aria-label": "What the colours and lines mean" });
   const probe = element("span", { class: "dsv4-unseen", "aria-hidden": "true" });
-  const announce = (text) => say(heard, text);
 
   const one = detail({
     listen,
@@ -90,32 +83,29 @@ function render({ model, el }) {
   const span = element("span", { class: "dsv4-said" });
   const fold = element(
     "details", { class: "dsv4-twin" },
-    focusable("summary", { text: "As a table" }),
+    focusable("summary", { class: "dsv4-unfold", text: "As a table" }),
     element("div", { class: "dsv4-pages" }, earlier, later, span), twin,
   );
   const stage = element("div", { class: "dsv4-stage" }, tokens.el, one.el);
   const body = element("div", { class: "dsv4-body" }, ask, summary, stage, legend, fold);
   const root = element(
     "div", { class: "dsv4-panel", role: "group", "aria-label": "Token lens" },
-    element("div", { class: "dsv4-head" }, title, turns, by, back, status),
+    element("div", { class: "dsv4-head" }, title, turns.el, by, back, status),
     alert, fork, note, empty, body, heard, probe,
   );
 
-  const orders = commands((message) => model.send(message), {
+  const orders = view.orders({
     failed(kind, id, error) {
+      if (kind === "show") turns.undo();
       complain(error);
       announce("");
+      repaint();
     },
     silent(kind) {
       if (kind === "score") return; // behind the requests in the queue it may take long
-      complain("The kernel has not answered yet. A running cell or a restarted kernel can be the reason.");
+      complain(SILENT);
     },
   });
-
-  function complain(text) {
-    say(alert, text);
-    toggle(alert, text !== "");
-  }
 
   function receive(message, buffers) {
     if (!isOfLens(message)) return;
@@ -138,18 +128,7 @@ function render({ model, el }) {
   }
 
   function resync() {
-    const now = performance.now();
-    if (now - lastAsked < RESYNC_MS) return;
-    lastAsked = now;
-    try {
-      model.send({ kind: "resync" });
-    } catch {
-      hasKernel = false;
-    }
-  }
-
-  function repaint() {
-    scheduled ||= requestAnimationFrame(paint);
+    if (!view.resync()) hasKernel = false;
   }
 
   function shownToken() {
@@ -157,11 +136,10 @@ function render({ model, el }) {
   }
 
   function paint() {
-    scheduled = 0;
     const n = state.tokens.length;
     const isOther = painted.run !== state.run;
     say(title, model.get("title"));
-    paintTurns();
+    turns.show(state);
     say(status, [n > 0 ? `${n.toLocaleString("en")} token${n === 1 ? "" : "s"}` : "", state.live ? "running" : ""].filter(Boolean).join(" · "));
     el.dataset.live = String(state.live);
     el.dataset.tokens = String(n);
@@ -198,18 +176,6 @@ function render({ model, el }) {
     if (state.run === 0) return "Asking the kernel…";
     if (state.live) return "Waiting for the first token…";
     return state.note || "No reply yet. Its tokens appear here as they are made.";
-  }
-
-  function paintTurns() {
-    toggle(turns, state.turns.length > 0);
-    if (painted.turns !== state.turns) {
-      const options = state.turns.map(([i, text, n]) =>
-        element("option", { value: String(i), text: `${i + 1}. ${shortened(text)} (${n} tokens)` }),
-      );
-      turns.replaceChildren(element("option", { value: String(FOLLOW), text: "Follow the chat" }), ...options.reverse());
-    }
-    turns.value = String(state.follows ? FOLLOW : state.shown);
-    painted = { ...painted, turns: state.turns };
   }
 
   function paintDetail() {
@@ -283,9 +249,9 @@ function render({ model, el }) {
     measure = by.value;
     repaint();
   });
-  listen(turns, "change", () => {
+  listen(turns.el, "change", () => {
     complain("");
-    orders.give("show", { turn: Number(turns.value) });
+    orders.give("show", { turn: Number(turns.el.value) });
   });
   listen(compute, "click", () => {
     complain("");
@@ -303,41 +269,20 @@ function render({ model, el }) {
       paintTable();
     });
   }
-  const recolour = () => [0, 200, 800].forEach((ms) => setTimeout(() => !bound.signal.aborted && ink(), ms));
-  const themes = new MutationObserver(recolour);
-  for (const node of [document.body, document.documentElement]) {
-    themes.observe(node, { attributes: true, attributeFilter: ["class", "theme", "data-jp-theme-light", "data-jp-theme-name"] });
-  }
-  listen(window.matchMedia("(prefers-color-scheme: dark)"), "change", recolour);
-
-  const uncut = whenCut(model, () => {
+  const recolour = view.onTheme(ink);
+  view.whenCut(() => {
     state = { ...state, live: false, continues: false, scores: false, scoring: false };
     hasKernel = false;
     complain(CUT);
     repaint();
   });
-  const listening = [["msg:custom", receive], ["change:title", repaint]];
-  for (const [name, handler] of listening) model.on(name, handler);
+  view.hear({ "msg:custom": receive, "change:title": repaint });
 
-  el.classList.add("dsv4", "dsv4-lens");
-  el.replaceChildren(root);
+  view.mount("lens", root);
   paint();
   recolour();
   resync();
-
-  return () => {
-    bound.abort();
-    uncut();
-    orders.end();
-    themes.disconnect();
-    cancelAnimationFrame(scheduled);
-    for (const [name, handler] of listening) model.off(name, handler);
-  };
-}
-
-function shortened(text) {
-  const line = text.replace(/\s+/g, " ").trim();
-  return line.length > 48 ? `${line.slice(0, 47)}…` : line;
+  return view.end;
 }
 
 export default { render };

@@ -1,27 +1,23 @@
 // A load: how far it is, a way to stop it, and at its end the card of the model.
 
-import { commands } from "./commands.js";
 import { element, focusable, focused, say, toggle } from "./dom.js";
-import { whenCut } from "./kernel.js";
 import { facts, headline, isGoing, part } from "./load-words.js";
+import { viewOf } from "./view.js";
 
 const PATIENCE_MS = 400; // not every kernel reads messages while a cell runs; then its interrupt does the same
 
 const CUT = "The kernel was restarted or closed, and nothing is loaded any more. Run the cell again to load.";
 
 function render({ model, el }) {
-  let scheduled = 0;
   let isCut = false;
   let wasGoing = false;
   let isAsked = false;
-  const bound = new AbortController();
-  const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
+  const view = viewOf({ model, el }, paint);
+  const { alert, heard, listen, complain, announce, repaint } = view;
 
   const title = element("strong", { class: "dsv4-title" });
   const status = element("span", { class: "dsv4-state" });
   const cancel = focusable("button", { type: "button", class: "dsv4-quiet", text: "Cancel" });
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
-  const heard = element("span", { class: "dsv4-unseen", role: "status", "aria-live": "polite" });
   const bar = element("progress", { class: "dsv4-bar", max: "1", "aria-label": "Weights that were read" });
   const share = element("span", { class: "dsv4-share" });
   const known = element("dl", { class: "dsv4-known" });
@@ -29,7 +25,7 @@ function render({ model, el }) {
   const going = element("div", { class: "dsv4-going" }, element("div", { class: "dsv4-bar-row" }, bar, share), known, path);
   const empty = element("p", { class: "dsv4-empty", text: "Nothing is being loaded. dsv4nb.load(path, progress=panel) shows it here." });
   const card = element("dl", { class: "dsv4-card" });
-  const fold = element("details", { class: "dsv4-fold" }, focusable("summary", { text: "About the model" }), card);
+  const fold = element("details", { class: "dsv4-fold" }, focusable("summary", { class: "dsv4-unfold", text: "About the model" }), card);
   const root = element(
     "div",
     { class: "dsv4-panel", role: "group", "aria-label": "Load" },
@@ -37,21 +33,16 @@ function render({ model, el }) {
     alert, empty, going, fold, heard,
   );
 
-  const orders = commands((message) => model.send(message), {
+  const orders = view.orders({
     failed(kind, id, error) {
       isAsked = false;
       complain(error);
-      paint();
+      view.paintNow();
     },
     silent() {
       if (isGoing(model.get("state"))) complain("The kernel has not answered yet. Interrupt it with ■ to stop the load.");
     },
   });
-
-  function complain(text) {
-    say(alert, text);
-    toggle(alert, text !== "");
-  }
 
   listen(cancel, "click", () => {
     if (isAsked) return;
@@ -65,12 +56,7 @@ function render({ model, el }) {
     }, PATIENCE_MS);
   });
 
-  function repaint() {
-    scheduled ||= requestAnimationFrame(paint);
-  }
-
   function paint() {
-    scheduled = 0;
     const state = model.get("state");
     const isOn = isGoing(state) && !isCut;
     const isLoaded = state.state === "loaded";
@@ -101,13 +87,13 @@ function render({ model, el }) {
       fold.open = !state.brief;
       if (has) fold.querySelector("summary").focus();
     }
-    if (wasGoing && !isOn && isLoaded) say(heard, `${state.name} is loaded.`);
-    if (!wasGoing && isOn) say(heard, `Loading ${state.name}.`);
+    if (wasGoing && !isOn && isLoaded) announce(`${state.name} is loaded.`);
+    if (!wasGoing && isOn) announce(`Loading ${state.name}.`);
     wasGoing = isOn;
     el.dataset.state = state.state;
   }
 
-  const endWatch = whenCut(model, () => {
+  view.whenCut(() => {
     isCut = true;
     orders.end();
     repaint();
@@ -115,21 +101,12 @@ function render({ model, el }) {
   const receive = (message) => {
     if (message?.kind === "ack") orders.acknowledged(message);
   };
-  const ears = [["msg:custom", receive], ["change:state", repaint], ["change:title", repaint]];
-  for (const [name, handler] of ears) model.on(name, handler);
+  view.hear({ "msg:custom": receive, "change:state": repaint, "change:title": repaint });
 
-  el.classList.add("dsv4", "dsv4-load");
-  el.replaceChildren(root);
+  view.mount("load", root);
   fold.open = !model.get("state").brief;
   paint();
-
-  return () => {
-    bound.abort();
-    endWatch();
-    orders.end();
-    cancelAnimationFrame(scheduled);
-    for (const [name, handler] of ears) model.off(name, handler);
-  };
+  return view.end;
 }
 
 /** Write label and text pairs; what stays is not touched, so that a selection lives. */

@@ -6,7 +6,7 @@ import { element, focusable, say, toggle } from "./dom.js";
 export function notice(ended) {
   const text = element("span", { class: "dsv4-notice-text" });
   const act = focusable("button", { type: "button", class: "dsv4-quiet" });
-  const end = focusable("button", { type: "button", class: "dsv4-drop", "aria-label": "Dismiss", text: "×" });
+  const end = focusable("button", { type: "button", class: "dsv4-icon dsv4-drop", "aria-label": "Dismiss", text: "×" });
   const el = element("div", { class: "dsv4-notice", role: "status", hidden: true }, text, act, end);
   let follows = () => {};
 

@@ -1,23 +1,19 @@
 // The requests of a model: rows keep their place in the page while their numbers change.
 
-import { commands } from "./commands.js";
 import { element, focusable, focused, say, toggle } from "./dom.js";
-import { whenCut } from "./kernel.js";
 import { doing, ended, number, rate, since, span, summary } from "./queue-words.js";
+import { viewOf } from "./view.js";
 
 const CUT = "The kernel was restarted or closed, and its requests with it. Run the cell again to see the queue.";
 
 function render({ model, el }) {
-  let scheduled = 0;
   let isCut = false;
   let lastSaid = "";
-  const bound = new AbortController();
-  const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
+  const view = viewOf({ model, el }, paint);
+  const { alert, heard, listen, complain, repaint } = view;
 
   const title = element("strong", { class: "dsv4-title" });
   const status = element("span", { class: "dsv4-state" });
-  const heard = element("span", { class: "dsv4-unseen", role: "status", "aria-live": "polite" });
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
   const empty = element("p", { class: "dsv4-empty" });
   const list = element("ol", { class: "dsv4-bare dsv4-requests", "aria-label": "Requests that have not ended" });
   const more = element("p", { class: "dsv4-more", hidden: true });
@@ -25,7 +21,7 @@ function render({ model, el }) {
   const heads = ["request", "outcome", "prompt", "cached", "tokens", "speed", "waited", "ran"];
   const table = element(
     "table",
-    { class: "dsv4-past" },
+    { class: "dsv4-table dsv4-past" },
     element("caption", { class: "dsv4-unseen", text: "Requests that have ended, the latest first" }),
     element("thead", {}, element("tr", {}, ...heads.map((text) => element("th", { scope: "col", text })))),
     body,
@@ -33,7 +29,7 @@ function render({ model, el }) {
   const history = element(
     "details",
     { class: "dsv4-history", open: true },
-    focusable("summary", { text: "Ended" }),
+    focusable("summary", { class: "dsv4-unfold", text: "Ended" }),
     focusable("div", { class: "dsv4-wide", tabindex: "0", role: "region", "aria-label": "Requests that have ended" }, table),
   );
   const root = element(
@@ -45,7 +41,7 @@ function render({ model, el }) {
 
   /** @type {Map<number, ReturnType<typeof rowOf>>} */
   const rows = new Map();
-  const orders = commands((message) => model.send(message), {
+  const orders = view.orders({
     failed(kind, id, error) {
       for (const one of rows.values()) one.refused(id);
       complain(error);
@@ -54,11 +50,6 @@ function render({ model, el }) {
       complain("The kernel has not answered yet. A restarted kernel can be the reason.");
     },
   });
-
-  function complain(text) {
-    say(alert, text);
-    toggle(alert, text !== "");
-  }
 
   function rowOf(id) {
     const place = element("span", { class: "dsv4-place" });
@@ -109,12 +100,7 @@ function render({ model, el }) {
     };
   }
 
-  function repaint() {
-    scheduled ||= requestAnimationFrame(paint);
-  }
-
   function paint() {
-    scheduled = 0;
     const told = model.get("state");
     const state = isCut ? { ...told, waiting: [], more: 0 } : told;
     say(title, model.get("title"));
@@ -152,7 +138,7 @@ function render({ model, el }) {
   /** Speak when the queue becomes empty or not, not at every number. */
   function announce(state) {
     const said = state.waiting.length ? "Requests are in the queue." : "The queue is empty.";
-    if (lastSaid && said !== lastSaid) say(heard, said);
+    if (lastSaid && said !== lastSaid) view.announce(said);
     lastSaid = said;
   }
 
@@ -173,7 +159,7 @@ function render({ model, el }) {
     );
   }
 
-  const endWatch = whenCut(model, () => {
+  view.whenCut(() => {
     isCut = true;
     orders.end();
     complain(CUT);
@@ -182,20 +168,11 @@ function render({ model, el }) {
   const receive = (message) => {
     if (message?.kind === "ack") orders.acknowledged(message);
   };
-  const ears = [["msg:custom", receive], ["change:state", repaint], ["change:title", repaint]];
-  for (const [name, handler] of ears) model.on(name, handler);
+  view.hear({ "msg:custom": receive, "change:state": repaint, "change:title": repaint });
 
-  el.classList.add("dsv4", "dsv4-queue");
-  el.replaceChildren(root);
+  view.mount("queue", root);
   paint();
-
-  return () => {
-    bound.abort();
-    endWatch();
-    orders.end();
-    cancelAnimationFrame(scheduled);
-    for (const [name, handler] of ears) model.off(name, handler);
-  };
+  return view.end;
 }
 
 export default { render };

@@ -16,7 +16,7 @@ export function row(control, on) {
   const label = element("label", { class: "dsv4-label", for: name, text: control.label });
   const mark = element("span", { class: "dsv4-changed", hidden: true, title: "changed from the default" }, element("span", { class: "dsv4-unseen", text: " (changed)" }));
   const hint = element("p", { class: "dsv4-hint", id: `${name}-hint`, text: control.hint, hidden: control.hint === "" });
-  const reset = focusable("button", { type: "button", class: "dsv4-reset", "aria-label": `Reset ${control.label}`, title: "Back to the default", text: "↺" });
+  const reset = focusable("button", { type: "button", class: "dsv4-icon dsv4-reset", "aria-label": `Reset ${control.label}`, title: "Back to the default", text: "↺" });
   const note = element("p", { class: "dsv4-note", id: `${name}-note`, hidden: true });
   const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
   const undo = focusable("button", { type: "button", class: "dsv4-quiet dsv4-undo", text: "Take it back", "aria-label": `Take the value of ${control.label} back`, hidden: true });

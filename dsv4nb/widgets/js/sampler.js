@@ -1,11 +1,10 @@
 // Sampling: the kernel's values, and over them what a person has just asked for.
 
-import { commands } from "./commands.js";
 import { element, focusable, focused, say, toggle } from "./dom.js";
-import { whenCut } from "./kernel.js";
 import { SAMPLER_FROM_KERNEL } from "./protocol.js";
 import { outbox } from "./sampler-outbox.js";
 import { row } from "./sampler-rows.js";
+import { SILENT, viewOf } from "./view.js";
 
 const COPIED_MS = 1500;
 const CUT = "The kernel was restarted or closed. What was set stays to be read; run the cell again to set more.";
@@ -14,10 +13,9 @@ const SPEED = "speed only: never changes the text";
 const NOT_SPEED = "rejection changes the text, not its distribution";
 
 function render({ model, el }) {
-  let scheduled = 0;
   let isCut = false;
-  const bound = new AbortController();
-  const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
+  const view = viewOf({ model, el }, paint);
+  const { alert, heard, listen, complain, announce, repaint } = view;
 
   const title = element("strong", { class: "dsv4-title" });
   const resetAll = focusable("button", { type: "button", class: "dsv4-quiet", text: "Reset all" });
@@ -31,19 +29,17 @@ function render({ model, el }) {
     });
     return button;
   });
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
   const when = element("p", { class: "dsv4-when", role: "status", "aria-live": "polite" });
-  const heard = element("span", { class: "dsv4-unseen", role: "status", "aria-live": "polite" });
   const codes = element("div", { class: "dsv4-codes", role: "group", "aria-label": "As code" });
 
-  const orders = commands((message) => model.send(message), {
+  const orders = view.orders({
     failed(kind, id, error) {
       changes.settled(id, error);
       if (kind !== "set") complain(error);
       repaint();
     },
-    silent(kind, id) {
-      complain("The kernel has not answered yet. A running cell or a restarted kernel can be the reason.");
+    silent() {
+      complain(SILENT);
     },
   });
   const changes = outbox((what) => orders.give("set", { changes: what }), { now: () => performance.now(), later: (job, ms) => setTimeout(job, ms) });
@@ -88,11 +84,6 @@ function render({ model, el }) {
     codes, heard,
   );
 
-  function complain(text) {
-    say(alert, text);
-    toggle(alert, text !== "");
-  }
-
   function receive(message) {
     if (message?.kind === "ack" && SAMPLER_FROM_KERNEL.ack.every((field) => field in message)) {
       if (message.ok) {
@@ -104,12 +95,7 @@ function render({ model, el }) {
     }
   }
 
-  function repaint() {
-    scheduled ||= requestAnimationFrame(paint);
-  }
-
   function paint() {
-    scheduled = 0;
     const state = model.get("state");
     say(title, model.get("title"));
     for (const button of presets) {
@@ -166,7 +152,7 @@ function render({ model, el }) {
     listen(button, "click", async () => {
       const done = await copy(text, shown);
       say(button, done ? "Copied" : "Selected");
-      say(heard, done ? "Copied." : "Selected; copy it with the keyboard.");
+      announce(done ? "Copied." : "Selected; copy it with the keyboard.");
       setTimeout(() => say(button, "Copy"), COPIED_MS);
     });
     return element("div", { class: "dsv4-code-row" }, shown, button);
@@ -177,26 +163,17 @@ function render({ model, el }) {
     changes.forgiveAll();
     orders.give("reset", { names: [] });
   });
-  const endWatch = whenCut(model, () => {
+  view.whenCut(() => {
     isCut = true;
     orders.end();
     complain(CUT);
     repaint();
   });
-  const ears = [["msg:custom", receive], ["change:state", repaint], ["change:title", repaint]];
-  for (const [name, handler] of ears) model.on(name, handler);
+  view.hear({ "msg:custom": receive, "change:state": repaint, "change:title": repaint });
 
-  el.classList.add("dsv4", "dsv4-sampler");
-  el.replaceChildren(root);
+  view.mount("sampler", root);
   paint();
-
-  return () => {
-    bound.abort();
-    endWatch();
-    orders.end();
-    cancelAnimationFrame(scheduled);
-    for (const [name, handler] of ears) model.off(name, handler);
-  };
+  return view.end;
 }
 
 /** @returns {Promise<boolean>} whether it is in the clipboard; else it is selected */
