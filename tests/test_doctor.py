@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import secrets
 import signal
@@ -27,7 +28,6 @@ from dsv4nb.model import load
 from dsv4nb.session.chat import Chat
 from dsv4nb.session.choosing import Chooser
 from dsv4nb.session.emission import Emission
-from dsv4nb.testing import fake_model as fakes
 from dsv4nb.testing.fake_engine import FakeEngine
 from dsv4nb.testing.scripted_drafter import ScriptedDrafter, drafted_model
 
@@ -45,6 +45,9 @@ def drafts(ids: tuple[int, ...]) -> list[int]:
     for slot in range(5):
         drafted.append(says((*ids, *drafted)) + (slot == 3))
     return drafted
+
+
+fakes = importlib.import_module("dsv4nb.testing.fake_model")  # the package has a function of this name
 
 
 class Pure(FakeEngine):
