@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -115,6 +116,7 @@ def test_stop_works_before_the_first_token(open_chat: Callable[..., Any], lab: A
     lab.idle(1)
 
 
+@pytest.mark.skipif("DSV4NB_DEAF" in os.environ, reason="ipykernel 6 reads no message while a cell runs")
 def test_stop_works_while_a_cell_blocks_the_kernel(open_chat: Callable[..., Any], lab: Any) -> None:
     page = open_chat(COUNT)
     lab.ask("Count from 1 to 100.")

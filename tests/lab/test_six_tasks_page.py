@@ -16,7 +16,11 @@ pytestmark = [
 ]
 
 CELLS = (
-    'import dsv4nb\nm = dsv4nb.load("toy", progress=False)\nchat = m.chat(temperature=1.0, logprobs=5)\nchat',
+    """import dsv4nb, math
+m = dsv4nb.load("toy", progress=False)
+# hot, and without an end: whatever the seed, some draft is rejected
+chat = m.chat(temperature=1.5, logprobs=5, max_new=120, logit_bias={m.eos: -math.inf})
+chat""",
     "dsv4nb.SamplerPanel(chat)",
     "dsv4nb.AcceptancePanel(chat)",
     "dsv4nb.CachePanel(m, chat)",
@@ -70,18 +74,25 @@ def test_six_tasks_from_the_page_alone(lab: Any, quiet: None, shots: Path) -> No
     heard = acceptance.locator("[role=status]")
     acceptance.locator(".dsv4-scroller").focus()
     page.keyboard.press("Home")
-    for _ in range(int(acceptance.get_attribute("data-rounds") or 0)):
+    for i in range(int(acceptance.get_attribute("data-rounds") or 0)):
         page.keyboard.press("Enter")
+        acceptance.locator(".dsv4-round-title").get_by_text(f"Round {i}", exact=True).wait_for()
         rejected = acceptance.locator(".dsv4-round tbody tr").filter(has_text="rejected")
         if rejected.count():
             break
         page.keyboard.press("Escape")
+        page.wait_for_function("document.activeElement.className === 'dsv4-scroller'")
         page.keyboard.press("ArrowRight")
     assert heard.inner_text().startswith("Round ")
     _, drafted, chosen, *_ = rejected.first.locator("td").all_inner_texts()
     assert drafted != chosen, "the model chose another token"
 
     # find why a prefix was not reused
+    sampler.get_by_role("button", name="Greedy").click()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.dsv4-sampler button')]"
+        ".some((it) => it.textContent === 'Greedy' && it.ariaPressed === 'true')"
+    )
     chat.get_by_role("button", name="New chat").click()
     lab.idle(0)
     message.fill("What is the capital of France?")
