@@ -15,9 +15,7 @@ from dsv4nb.stream.loading import PHASES, Figures, Loading
 
 logger = logging.getLogger(__name__)
 
-GONE_S = LEFT_S = (
-    0.5  # of reading that is over, and to come, before anything is shown: no flash before a model is there
-)
+GONE_S = LEFT_S = 0.5  # of reading over and to come before anything is shown: no flash in front of a quick load
 LINE_S = 0.1  # between two states of the line
 WIDTH = 24  # of the bar
 

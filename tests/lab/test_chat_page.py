@@ -37,6 +37,11 @@ SET_UP = """async ([script, style]) => {
   window.settled = () => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
 }"""
 
+# pixels between what is in sight and the end
+LEFT = """(() => {
+  const log = document.querySelector(".dsv4-log");
+  return log.scrollHeight - log.scrollTop - log.clientHeight;
+})()"""
 HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>[a](javascript:alert(1))"
 
 
@@ -197,16 +202,36 @@ def test_the_end_is_followed_only_by_a_reader_who_is_there(page: Any) -> None:
     page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' })")
     page.evaluate("frames_(1, 0, Array.from({ length: 200 }, (_, i) => `line ${i}\\n`))")
     answers(page)
-    where = (
-        "(() => { const log = document.querySelector('.dsv4-log');"
-        " return log.scrollHeight - log.scrollTop - log.clientHeight })()"
-    )
-    assert page.evaluate(where) < 2
+    assert page.evaluate(LEFT) < 2
     page.evaluate("document.querySelector('.dsv4-log').scrollTop = 100")
     page.wait_for_timeout(100)
     page.evaluate("frames_(1, 200, ['more\\n'])")
     answers(page)
     assert page.evaluate("document.querySelector('.dsv4-log').scrollTop") == 100
+
+
+def test_the_end_is_followed_though_the_text_shrinks_above_it(page: Any) -> None:
+    page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' })")
+    page.evaluate("frames_(1, 0, Array.from({ length: 200 }, (_, i) => `line ${i}\\n`))")
+    answers(page)
+    # a hidden block is found smaller, which pulls the reader up, and another grows before the page tells of it
+    page.evaluate(
+        """async () => {
+          const log = document.querySelector(".dsv4-log");
+          const block = document.createElement("div");
+          block.style.height = "900px";
+          log.prepend(block);
+          log.scrollTop = log.scrollHeight;
+          await settled();
+          block.style.height = "0px";
+          log.scrollTop -= 1; // where the end is by now, but for a pixel
+          log.lastElementChild.style.paddingBottom = "400px";
+          await settled();
+        }"""
+    )
+    page.evaluate("frames_(1, 200, ['more\\n'])")
+    answers(page)
+    assert page.evaluate(LEFT) < 2
 
 
 def test_an_unfinished_word_of_an_input_method_is_not_sent(page: Any) -> None:
