@@ -79,7 +79,7 @@ class Lab:
         place = f"notebooks/{path}" if APP == "notebook" else f"lab/workspaces/{workspace}/tree/{path}"
         self.page.goto(f"{self.url}/{place}?token={self.token}{reset_}")
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-        self.page.evaluate(
+        self._within_a_minute(
             """async () => {
               const soon = () => new Promise((go) => setTimeout(go, 50));
               let panel;
@@ -96,7 +96,8 @@ class Lab:
         """Run a command of JupyterLab and wait for it; Notebook 7 has no area at the left."""
         if APP == "notebook" and name == "application:toggle-left-area":
             return None
-        return self.page.evaluate("([name, args]) => window.jupyterapp.commands.execute(name, args)", [name, arguments])
+        execute = "([name, args]) => window.jupyterapp.commands.execute(name, args)"
+        return self._within_a_minute(execute, [name, arguments])
 
     def run_cell(self, index: int) -> None:
         """Run one cell and wait for its end."""
@@ -111,13 +112,21 @@ class Lab:
     def _choose(self, index: int) -> None:
         self.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
 
+    def _within_a_minute(self, script: str, argument: object = None) -> Any:
+        """Run what waits for the kernel, which may have lost a message and never answers."""
+        limited = f"""async (it) => {{
+          const late = new Promise((_, fail) => setTimeout(() => fail(new Error("no answer in a minute")), 60_000));
+          return await Promise.race([({script})(it), late]);
+        }}"""
+        return self.page.evaluate(limited, argument)
+
     def run_all(self) -> None:
         """Start all cells; not waited for, the command ends with the last cell."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
 
     def restart(self) -> None:
         """Restart the kernel and wait for it."""
-        self.page.evaluate(
+        self._within_a_minute(
             "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
         )
 
