@@ -159,20 +159,19 @@ class CachePanel(Panel):
     # on the panel's own thread
 
     def _attempt(self, command: dict[str, Any], job: Callable[[], Answer | None]) -> None:
-        answer, error = None, ""
+        answer: Answer | None = None
+        error: Exception | None = None
         try:
             if self._model.is_closed:
                 raise ModelClosed(self._model.name)
             answer = job()
-        except Dsv4Error as refusal:
-            error = str(refusal)
-        except Exception as fault:
-            error = f"{type(fault).__name__}: {fault}"
+        except Exception as failed:  # whatever it is, the command has an answer
+            error = failed
         self._pump.call(partial(self._answer, command, answer, error))
 
     # on the pump's thread
 
-    def _answer(self, command: dict[str, Any], answer: Answer | None, error: str) -> None:
+    def _answer(self, command: dict[str, Any], answer: Answer | None, error: Exception | None) -> None:
         if self.comm is None:
             return
         if answer is not None:
@@ -180,9 +179,9 @@ class CachePanel(Panel):
             fields.pop("kind", None)
             buffers = [array.tobytes() for array in answer.buffers]
             self._tell(command["kind"], buffers, **fields, told=answer.facts)
-        elif not error:
+        elif error is None:
             self._refresh()
-        self._orders.answer(command["id"], error)
+        self._orders.answer(command["id"], error or "")
 
     def _tell(self, kind: str, buffers: list[bytes] | None = None, **fields: Any) -> None:
         self.send(protocol.message(kind, declared=protocol.CACHE_FROM_KERNEL, **fields), buffers)

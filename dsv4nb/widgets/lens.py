@@ -181,17 +181,18 @@ class TokenLens(Following[Reply]):
     def _score(self, reply: Reply, index: int) -> None:
         """On a thread of its own."""
         stop = self._is_closing.is_set
-        error, scores = "", ()
+        error: Exception | None = None
+        scores: Sequence[TokenLogprob] = ()
         try:
             if self._chat is not None and reply.turn is not None:
                 scores = self._chat.score(index, N_TOP, should_stop=stop)  # type: ignore[assignment]
             else:
                 scores = self._model.score(reply.prompt, reply.ids, N_TOP, should_stop=stop)  # type: ignore[assignment]
         except Exception as failed:  # whatever it is, the command has an answer
-            error = _words(failed)
+            error = failed
         self._pump.call(partial(self._scored, reply, scores, error))
 
-    def _scored(self, reply: Reply, scores: Sequence[TokenLogprob], error: str) -> None:
+    def _scored(self, reply: Reply, scores: Sequence[TokenLogprob], error: Exception | None) -> None:
         key, self._scoring = self._scoring, ""
         if len(scores) == len(reply.ids):
             reply.scores = list(scores)
@@ -199,7 +200,7 @@ class TokenLens(Following[Reply]):
             return
         self._snapshot()
         self._refresh_saved()
-        self._orders.answer(key, error)
+        self._orders.answer(key, error or "")
 
     # forks
 
@@ -220,7 +221,7 @@ class TokenLens(Following[Reply]):
             scores = reply.scores if reply.is_scored else ()
             ticket = fork.submit_from(index, command["token"], command["alternative"], scores=scores, logprobs=N_TOP)
         except Exception as failed:  # as above
-            self._pump.call(partial(self._orders.answer, command["id"], _words(failed)))
+            self._pump.call(partial(self._orders.answer, command["id"], failed))
             return
         self._pump.call(partial(self._go_to_fork, chat, fork, ticket, reply.turn, command["id"]))
 
@@ -256,7 +257,3 @@ class TokenLens(Following[Reply]):
     def saved(self) -> SavedLens:
         """Return what is shown, as a value that can be read without a kernel."""
         return SavedLens(title=self.title, reply=self._shown, text=self._spelling.text)
-
-
-def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, Dsv4Error) else f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from dsv4nb.widgets import protocol
 Do = Callable[[dict[str, Any]], bool | None]
 
 KEPT_ANSWERS = 256  # a page repeats a command seconds after it, not hundreds of commands later
+MOST_TRACE = 20_000  # characters; what a deep recursion leaves is told from its end
 
 
 class Orders:
@@ -45,18 +47,27 @@ class Orders:
         self._answers[key] = None
         try:
             is_answered = self._do[command["kind"]](command)
-        except Dsv4Error as error:
-            self.answer(key, str(error))
-        except Exception as error:
-            self.answer(key, f"{type(error).__name__}: {error}")
+        except Dsv4Error as refusal:
+            self.answer(key, refusal)
+        except Exception as fault:
+            self.answer(key, fault)
             raise
         else:
             if is_answered is not False:
                 self.answer(key)
 
-    def answer(self, key: str, error: str = "") -> None:
+    def answer(self, key: str, error: str | Exception = "") -> None:
         """Answer a command, now and whenever it comes again; one that has not come yet is not carried out."""
-        self._answers[key] = answer = protocol.message("ack", id=key, ok=not error, error=error)
+        words, trace = told(error) if isinstance(error, Exception) else (error, "")
+        self._answers[key] = answer = protocol.message("ack", id=key, ok=not error, error=words, trace=trace)
         while len(self._answers) > KEPT_ANSWERS:
             self._answers.popitem(last=False)
         self._send(answer)
+
+
+def told(error: Exception) -> tuple[str, str]:
+    """Return an error in words, and where it comes from: "" for a refusal, whose words say it all."""
+    if isinstance(error, Dsv4Error):
+        return str(error), ""
+    words = "".join(traceback.format_exception_only(error)).strip()
+    return words, "".join(traceback.format_exception(error))[-MOST_TRACE:]

@@ -19,7 +19,7 @@ FROM_KERNEL: dict[str, tuple[str, ...]] = {
     "measured": ("id", "room"),
     "times": ("id", "runs"),
     "exported": ("id", "file", "mime", "content"),
-    "ack": ("id", "ok", "error"),
+    "ack": ("id", "ok", "error", "trace"),
     "maths": ("script",),
 }
 FROM_PAGE: dict[str, tuple[str, ...]] = {
@@ -52,7 +52,7 @@ ROUNDS_FROM_KERNEL: dict[str, tuple[str, ...]] = {
     "frame": ("run", "start", "rounds", "figures"),
     "ended": ("run", "note", "rewinds"),
     "sweep": ("run", "n", "points", "note"),
-    "ack": ("id", "ok", "error"),
+    "ack": ("id", "ok", "error", "trace"),
 }
 ROUNDS_FROM_PAGE: dict[str, tuple[str, ...]] = {
     "show": ("id", "turn"),
@@ -76,7 +76,7 @@ STATUSES: dict[str, str] = {
 # The sampler panel: the values are a trait. A large seed travels as text.
 SAMPLER_FROM_KERNEL: dict[str, tuple[str, ...]] = {
     "refused": ("id", "name", "error"),
-    "ack": ("id", "ok", "error"),
+    "ack": ("id", "ok", "error", "trace"),
 }
 SAMPLER_FROM_PAGE: dict[str, tuple[str, ...]] = {
     "set": ("id", "changes"),
@@ -87,7 +87,7 @@ SAMPLER_FROM_PAGE: dict[str, tuple[str, ...]] = {
 
 # The queue panel: the requests are a trait.
 QUEUE_FROM_KERNEL: dict[str, tuple[str, ...]] = {
-    "ack": ("id", "ok", "error"),
+    "ack": ("id", "ok", "error", "trace"),
 }
 QUEUE_FROM_PAGE: dict[str, tuple[str, ...]] = {
     "cancel": ("id", "request"),
@@ -95,7 +95,7 @@ QUEUE_FROM_PAGE: dict[str, tuple[str, ...]] = {
 
 # The load panel: how far it is is a trait.
 LOAD_FROM_KERNEL: dict[str, tuple[str, ...]] = {
-    "ack": ("id", "ok", "error"),
+    "ack": ("id", "ok", "error", "trace"),
 }
 LOAD_FROM_PAGE: dict[str, tuple[str, ...]] = {
     "cancel": ("id",),
@@ -108,7 +108,7 @@ CACHE_FROM_KERNEL: dict[str, tuple[str, ...]] = {
     "text": ("id", "key", "first", "pieces"),
     "reads": ("id", "key", "token", "layer", "told"),
     "experts": ("id", "key", "first", "last", "told"),
-    "ack": ("id", "ok", "error"),
+    "ack": ("id", "ok", "error", "trace"),
 }
 CACHE_FROM_PAGE: dict[str, tuple[str, ...]] = {
     "choose": ("id", "key"),
@@ -127,7 +127,7 @@ LENS_FROM_KERNEL: dict[str, tuple[str, ...]] = {
     "snapshot": (*("run", "label", "note", "live", "continues", "scores", "scoring", "fork", "n", "k", "texts"),),
     "frame": ("run", "start", "n", "k", "texts"),
     "ended": ("run", "note", "continues", "scores"),
-    "ack": ("id", "ok", "error"),
+    "ack": ("id", "ok", "error", "trace"),
 }
 LENS_FROM_PAGE: dict[str, tuple[str, ...]] = {
     "show": ("id", "turn"),

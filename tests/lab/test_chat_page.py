@@ -102,7 +102,9 @@ def test_stop_before_the_kernel_answered_names_the_question(page: Any) -> None:
     page.keyboard.press("Escape")
     (question,), (stop,) = sent(page, "send"), sent(page, "stop")
     assert (stop["command"], stop["run"]) == (question["id"], 0)
-    page.evaluate("id => say({ kind: 'ack', id, ok: false, error: 'stopped before it was sent' })", question["id"])
+    page.evaluate(
+        "id => say({ kind: 'ack', id, ok: false, error: 'stopped before it was sent', trace: '' })", question["id"]
+    )
     page.evaluate("settled()")
     assert page.locator(".dsv4-input").input_value() == "hello"
     assert page.locator(".dsv4-status").text_content() == "Not sent."
@@ -242,3 +244,63 @@ def test_an_unfinished_word_of_an_input_method_is_not_sent(page: Any) -> None:
           new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true }))"""
     )
     assert sent(page, "send") == []
+
+
+def test_a_fault_is_told_with_where_it_comes_from(page: Any) -> None:
+    page.evaluate("show()")
+    page.locator(".dsv4-input").fill("hello")
+    page.keyboard.press("Enter")
+    (question,) = sent(page, "send")
+    said = {
+        "kind": "ack",
+        "id": question["id"],
+        "ok": False,
+        "error": "KeyError: 'x'",
+        "trace": f"Traceback\n{HOSTILE}",
+    }
+    page.evaluate("said => say(said)", said)
+    alert = page.get_by_role("alert")
+    assert alert.inner_text().startswith("Not sent: KeyError: 'x'")
+    trace = alert.locator("pre")
+    assert not trace.is_visible()
+    alert.get_by_text("Show traceback").press("Enter")
+    assert trace.text_content() == said["trace"], "as text"
+    page.locator(".dsv4-input").fill("again")
+    page.keyboard.press("Enter")
+    page.evaluate("settled()")
+    assert not alert.is_visible()
+
+
+def test_replies_are_announced_sentence_by_sentence_when_asked(page: Any) -> None:
+    page.evaluate("show()")
+    switch = page.get_by_role("button", name="Announce replies")
+    assert switch.bounding_box()["width"] < 4, "seen by who comes to it with the keyboard"
+    switch.focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    assert switch.bounding_box()["width"] > 50
+    page.keyboard.press("Enter")
+    assert switch.get_attribute("aria-pressed") == "true"
+    page.evaluate(
+        """() => {
+          window.said = [];
+          const region = document.querySelector(".dsv4-unseen[aria-live=polite]");
+          new MutationObserver(() => said.push(region.textContent)).observe(region, { childList: true, subtree: true });
+        }"""
+    )
+    page.evaluate(
+        "say({ kind: 'begin', run: 1, user: 'q', command: '' }); frames_(1, 0, ['It is **Par', 'is**. A', 'nd'])"
+    )
+    page.wait_for_function("said.length > 0")
+    page.evaluate("frames_(1, 3, [' more']); settled()")
+    assert page.evaluate("said") == ["It is Paris."], "a sentence that goes on is waited for"
+    page.evaluate(
+        """() => {
+          const turn = { user: "q", reasoning: "", text: "It is **Paris**. And more", cards: [], is_calling: false,
+            stop_reason: "end", n_tokens: 4, n_reasoning: null, reasoning_s: null, seconds: 1, is_timed: false, footer: "",
+            error: "", number: 0, siblings: [0] };
+          put("transcript", { ended: 1, turns: [turn] });
+        }"""
+    )
+    page.wait_for_function("said.length > 1")
+    assert page.evaluate("said") == ["It is Paris.", "And more"]

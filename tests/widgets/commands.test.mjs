@@ -24,7 +24,7 @@ test("an unanswered command is repeated once with its id, then told to be silent
 
 test("an answered command is not repeated", () => {
   const { orders, sent, failed, silent } = setUp();
-  orders.acknowledged({ id: orders.give("stop", {}), ok: true, error: "" });
+  orders.acknowledged({ id: orders.give("stop", {}), ok: true, error: "", trace: "" });
   mock.timers.tick(60_000);
   assert.deepEqual([sent.length, failed.length, silent.length], [1, 0, 0]);
   mock.timers.reset();
@@ -33,8 +33,8 @@ test("an answered command is not repeated", () => {
 test("a refusal is told once, also when its answer comes twice, and another view's not at all", () => {
   const { orders, failed } = setUp();
   const id = orders.give("send", { text: "a" });
-  for (const told of [id, id, "another"]) orders.acknowledged({ id: told, ok: false, error: "busy" });
-  assert.deepEqual(failed, [["send", id, "busy"]]);
+  for (const told of [id, id, "another"]) orders.acknowledged({ id: told, ok: false, error: "busy", trace: "" });
+  assert.deepEqual(failed, [["send", id, "busy", ""]]);
   mock.timers.reset();
 });
 

@@ -330,7 +330,7 @@ def test_rewind_goes_back_to_the_round_once(panel_of: Any, chat: Any) -> None:
     for _ in range(2):
         told = tell(panel, "rewind", id="a-1", run=run, round=2)
         acks = [m for m in told if m["kind"] == "ack"]
-        assert acks == [{"kind": "ack", "id": "a-1", "ok": True, "error": ""}]
+        assert acks == [{"kind": "ack", "id": "a-1", "ok": True, "error": "", "trace": ""}]
     (turn,) = chat.turns
     assert turn.rounds == whole.rounds[:2] and turn.stop_reason == "cancelled"
     assert len(chat.branches.nodes) == 2, "a repeated command has one effect"

@@ -45,7 +45,7 @@ def test_a_turn_from_the_page(widget: ChatWidget, chat: Any) -> None:
     send(widget, "hello")
     assert chat.asked == ["hello"]
     assert widget.comm.messages() == [
-        {"kind": "ack", "id": "a-1", "ok": True, "error": ""},
+        {"kind": "ack", "id": "a-1", "ok": True, "error": "", "trace": ""},
         {"kind": "begin", "run": 1, "user": "hello", "command": "a-1"},
     ]
     assert widget.status == "queued"
@@ -76,13 +76,35 @@ def test_a_repeated_command_has_one_effect_and_the_same_answer(widget: ChatWidge
     for _ in range(3):
         send(widget, "hello")
     assert chat.asked == ["hello"]
-    assert widget.comm.messages("ack") == [{"kind": "ack", "id": "a-1", "ok": True, "error": ""}] * 3
+    assert widget.comm.messages("ack") == [{"kind": "ack", "id": "a-1", "ok": True, "error": "", "trace": ""}] * 3
 
 
 def test_a_refused_send_is_answered_in_words(widget: ChatWidget, chat: Any) -> None:
     send(widget, "first")
     send(widget, "second", "a-2")
-    assert widget.comm.messages("ack")[-1] == {"kind": "ack", "id": "a-2", "ok": False, "error": "the chat is busy"}
+    assert widget.comm.messages("ack")[-1] == {
+        "kind": "ack",
+        "id": "a-2",
+        "ok": False,
+        "error": "the chat is busy",
+        "trace": "",
+    }
+
+
+def test_a_fault_is_answered_with_where_it_comes_from(
+    widget: ChatWidget, chat: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(text: str) -> None:
+        raise KeyError(text)
+
+    monkeypatch.setattr(chat, "submit", broken)
+    send(widget, "hello")
+    (ack,) = widget.comm.messages("ack")
+    assert (ack["ok"], ack["error"]) == (False, "KeyError: 'hello'")
+    assert "in broken" in ack["trace"]
+    capsys.readouterr()  # the pump tells it on stderr too
+    send(widget, "hello")  # the id comes again
+    assert widget.comm.messages("ack") == [ack, ack]
 
 
 def test_stop_cancels_at_once_and_the_partial_text_is_marked(widget: ChatWidget, chat: Any) -> None:
@@ -118,7 +140,13 @@ def test_a_stop_that_overtakes_its_send_refuses_it(widget: ChatWidget, chat: Any
     widget.comm.from_page({"kind": "stop", "id": "a-2", "run": 0, "command": "a-1"})
     send(widget, "hello", "a-1")
     assert chat.asked == []
-    assert {"kind": "ack", "id": "a-1", "ok": False, "error": "stopped before it was sent"} in widget.comm.messages()
+    assert {
+        "kind": "ack",
+        "id": "a-1",
+        "ok": False,
+        "error": "stopped before it was sent",
+        "trace": "",
+    } in widget.comm.messages()
 
 
 def test_a_failure_stands_in_its_turn(widget: ChatWidget, chat: Any) -> None:

@@ -27,7 +27,7 @@ export function chatPage(examples) {
     element("p", { class: "dsv4-invitation", text: "Ask something, or start with one of these." }),
     element("div", { class: "dsv4-examples" }, ...suggestions),
   );
-  const alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true });
+  const alert = element("div", { class: "dsv4-alert", role: "alert", hidden: true });
   const list = element("div", { class: "dsv4-tray", role: "group", "aria-label": "Attach from the notebook", hidden: true });
   const chips = element("ul", { class: "dsv4-bare dsv4-chips", "aria-label": "Attached", hidden: true });
   const input = focusable("textarea", {
@@ -48,10 +48,18 @@ export function chatPage(examples) {
   const status = element("span", { class: "dsv4-status", role: "status", "aria-live": "polite" });
   const room = meter();
   const keys = element("span", { class: "dsv4-keys", text: "Enter sends · Shift+Enter new line · Esc stops" });
+  const aloud = focusable("button", {
+    type: "button",
+    class: "dsv4-quiet dsv4-aloud", // seen when it has the focus
+    "aria-pressed": "false",
+    text: "Announce replies",
+    title: "A screen reader says each reply sentence by sentence",
+  });
   const head = element(
     "div",
     { class: "dsv4-head" },
     title,
+    aloud,
     element("label", { class: "dsv4-toggle" }, thinking, element("span", { text: "Thinking" })),
     exporting,
     fresh,
@@ -73,7 +81,7 @@ export function chatPage(examples) {
     ),
   );
   return {
-    ...{ root, head, title, thinking, exporting, fresh, log, suggestions, empty, alert },
+    ...{ root, head, title, aloud, thinking, exporting, fresh, log, suggestions, empty, alert },
     ...{ list, chips, input, button, attach, status, room },
   };
 }

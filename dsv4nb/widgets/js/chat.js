@@ -11,6 +11,7 @@ import { pacer } from "./pacing.js";
 import { listenForCopies } from "./prose-code.js";
 import { mathsFrom, takeMaths } from "./prose-maths.js";
 import { isFromKernel } from "./protocol.js";
+import { speaker } from "./spoken.js";
 import {
   asked, begun, called, caughtUp, extended, mark, opened, past, phase, settled, severed, withdrawn,
 } from "./transcript.js";
@@ -19,6 +20,7 @@ import { SILENT, viewOf } from "./view.js";
 
 const MEASURE_MS = 300;
 const NEAR_END_PX = 32;
+const ALOUD = "dsv4nb.announce"; // kept by the browser, a habit of the person and not of the notebook
 
 const CUT = "The kernel was restarted or is gone. What was said stays here; run the cell again to go on.";
 
@@ -47,8 +49,10 @@ function render({ model, el }) {
   const page = chatPage(model.get("examples"));
   const turns = [];
   const facts = pacer();
+  let isAloud = kept(ALOUD) === "true";
   const view = viewOf({ model, el }, paint, page.alert);
   const { listen, complain, repaint, resync } = view;
+  const aloud = speaker(view.announce);
 
   const orders = view.orders({
     failed(kind, id, error) {
@@ -72,6 +76,7 @@ function render({ model, el }) {
   page.alert.before(notices.el);
   const exports_ = exporting(page.exporting, (kind, fields) => acts.give(kind, fields));
   page.head.after(exports_.el);
+  page.root.append(view.heard);
 
   const acts = {
     give(kind, fields) {
@@ -141,6 +146,7 @@ function render({ model, el }) {
   function start(kind, fields, text, at) {
     complain("");
     notices.show("");
+    aloud.hush();
     outcome = "";
     state = asked(state, orders.give(kind, fields), text, at);
     isFollowing = true;
@@ -165,6 +171,7 @@ function render({ model, el }) {
 
   function stop() {
     if (!isBusy()) return;
+    aloud.hush();
     const pending = state.pending?.id ?? "";
     const run = state.live?.run ?? (pending ? 0 : model.get("run"));
     orders.give("stop", { run, command: state.live?.command || pending });
@@ -215,6 +222,7 @@ function render({ model, el }) {
     if (state.ended > before && state.turns.length > 0) {
       const last = state.turns.at(-1);
       outcome = last.error ? "Failed." : mark(last) ? `${mark(last)}.` : "Done.";
+      if (isAloud && last.stop_reason !== "cancelled") aloud.hear(last.text, true);
     } else outcome = "";
     isNews = true;
     repaint();
@@ -241,6 +249,7 @@ function render({ model, el }) {
       const { run, command } = state.live;
       turnAt(wanted - 1, [run, command || run]).running(state.live, facts(state.live));
       turns[wanted - 1].shows = run;
+      if (isAloud) aloud.hear(state.live.text, false);
     } else if (state.pending) {
       turnAt(wanted - 1, [state.pending.id]).waiting(state.pending.text);
       turns[wanted - 1].shows = state.pending.id;
@@ -294,6 +303,11 @@ function render({ model, el }) {
     page.thinking.checked = model.get("thinking");
   }
 
+  function onAloud() {
+    page.aloud.setAttribute("aria-pressed", String(isAloud));
+    if (!isAloud) aloud.hush();
+  }
+
   function onAttached() {
     attach.show(model.get("attached") ?? []);
   }
@@ -331,6 +345,11 @@ function render({ model, el }) {
     orders.give("reset", {});
     page.input.focus();
   });
+  listen(page.aloud, "click", () => {
+    isAloud = !isAloud;
+    keep(ALOUD, String(isAloud));
+    onAloud();
+  });
   listen(page.thinking, "change", () => orders.give("set_thinking", { value: page.thinking.checked }));
   listen(page.log, "scroll", () => {
     const { scrollTop, scrollHeight, clientHeight } = page.log;
@@ -358,6 +377,7 @@ function render({ model, el }) {
   mathsFrom(() => model.send({ kind: "maths" }));
   view.mount("chat", page.root);
   onThinking();
+  onAloud();
   onAttached();
   onRoom();
   paint();
@@ -365,8 +385,26 @@ function render({ model, el }) {
 
   return () => {
     view.end();
+    aloud.hush();
     clearTimeout(measuring);
   };
+}
+
+/** What the browser keeps for this person; a page in a sandbox has no such place. */
+function kept(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function keep(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    // as long as this page, then
+  }
 }
 
 export default { render };

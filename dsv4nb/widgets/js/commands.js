@@ -7,7 +7,7 @@ const CUT = "the kernel was restarted or closed; run the cell again";
 
 /**
  * @param {(message: object) => void} send throws when there is no kernel to send to
- * @param {{ failed: (kind: string, id: string, error: string) => void, silent: (kind: string, id: string) => void }} on
+ * @param {{ failed: (kind: string, id: string, error: string, trace: string) => void, silent: (kind: string, id: string) => void }} on
  *     `failed`: the kernel refused; `silent`: it has not answered and may still
  */
 export function commands(send, on) {
@@ -20,16 +20,16 @@ export function commands(send, on) {
     try {
       send(message);
     } catch {
-      queueMicrotask(() => settle({ id: message.id, ok: false, error: CUT })); // after the caller knows the id
+      queueMicrotask(() => settle({ id: message.id, ok: false, error: CUT, trace: "" })); // after the caller knows the id
     }
   }
 
   /** @param {import("./protocol.js").Ack} ack */
-  function settle({ id, ok, error }) {
+  function settle({ id, ok, error, trace }) {
     const kind = open.get(id)?.kind;
     if (kind === undefined) return; // another view's
     close(id);
-    if (!ok) on.failed(kind, id, error);
+    if (!ok) on.failed(kind, id, error, trace);
   }
 
   function close(id) {

@@ -11,7 +11,7 @@ export const FROM_KERNEL = {
   "times": ["id", "runs"],
   "exported": ["id", "file", "mime", "content"],
   "maths": ["script"],
-  "ack": ["id", "ok", "error"]
+  "ack": ["id", "ok", "error", "trace"]
 };
 export const FROM_PAGE = {
   "send": ["id", "text"],
@@ -42,7 +42,7 @@ export const ROUNDS_FROM_KERNEL = {
   "frame": ["run", "start", "rounds", "figures"],
   "ended": ["run", "note", "rewinds"],
   "sweep": ["run", "n", "points", "note"],
-  "ack": ["id", "ok", "error"]
+  "ack": ["id", "ok", "error", "trace"]
 };
 export const ROUNDS_FROM_PAGE = {
   "show": ["id", "turn"],
@@ -62,7 +62,7 @@ export const STATUSES = {
 // The sampler panel: the values are a trait. A large seed travels as text.
 export const SAMPLER_FROM_KERNEL = {
   "refused": ["id", "name", "error"],
-  "ack": ["id", "ok", "error"]
+  "ack": ["id", "ok", "error", "trace"]
 };
 export const SAMPLER_FROM_PAGE = {
   "set": ["id", "changes"],
@@ -73,7 +73,7 @@ export const SAMPLER_FROM_PAGE = {
 
 // The queue panel: the requests are a trait.
 export const QUEUE_FROM_KERNEL = {
-  "ack": ["id", "ok", "error"]
+  "ack": ["id", "ok", "error", "trace"]
 };
 export const QUEUE_FROM_PAGE = {
   "cancel": ["id", "request"]
@@ -81,7 +81,7 @@ export const QUEUE_FROM_PAGE = {
 
 // The load panel: how far it is is a trait.
 export const LOAD_FROM_KERNEL = {
-  "ack": ["id", "ok", "error"]
+  "ack": ["id", "ok", "error", "trace"]
 };
 export const LOAD_FROM_PAGE = {
   "cancel": ["id"]
@@ -92,7 +92,7 @@ export const CACHE_FROM_KERNEL = {
   "text": ["id", "key", "first", "pieces"],
   "reads": ["id", "key", "token", "layer", "told"],
   "experts": ["id", "key", "first", "last", "told"],
-  "ack": ["id", "ok", "error"]
+  "ack": ["id", "ok", "error", "trace"]
 };
 export const CACHE_FROM_PAGE = {
   "choose": ["id", "key"],
@@ -112,7 +112,7 @@ export const LENS_FROM_KERNEL = {
   ],
   "frame": ["run", "start", "n", "k", "texts"],
   "ended": ["run", "note", "continues", "scores"],
-  "ack": ["id", "ok", "error"]
+  "ack": ["id", "ok", "error", "trace"]
 };
 export const LENS_FROM_PAGE = {
   "show": ["id", "turn"],
@@ -135,7 +135,7 @@ export const MADE = ["plain", "given", "first", "accepted", "correction", "bonus
  *             length in seconds, length in words
  * @typedef {{ run: number, user: string, command: string, next: number, reasoning: string, text: string,
  *             n_reasoning: number, cards: Card[], is_calling: boolean }} Snapshot
- * @typedef {{ id: string, ok: boolean, error: string }} Ack
+ * @typedef {{ id: string, ok: boolean, error: string, trace: string }} Ack
  * @typedef {{ script: string }} Maths a module that sets formulas
  * @typedef {{ user: string, reasoning: string, text: string, cards: Card[], is_calling: boolean,
  *             stop_reason: string | null, n_tokens: number, n_reasoning: number | null, reasoning_s: number | null,

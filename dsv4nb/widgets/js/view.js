@@ -1,7 +1,7 @@
 // The life of a panel on a page: what it hears, asks and complains of, when it paints, and its end.
 
 import { commands } from "./commands.js";
-import { element, say, toggle } from "./dom.js";
+import { element, focusable, say, toggle } from "./dom.js";
 import { whenCut } from "./kernel.js";
 
 export const SILENT = "The kernel has not answered yet. A running cell or a restarted kernel can be the reason.";
@@ -15,12 +15,13 @@ const THEME = { attributes: true, attributeFilter: ["class", "theme", "data-jp-t
  * @param {() => void} paint is called at most once per animation frame
  * @param {HTMLElement} alert where refusals are shown
  */
-export function viewOf({ model, el }, paint, alert = element("p", { class: "dsv4-alert", role: "alert", hidden: true })) {
+export function viewOf({ model, el }, paint, alert = element("div", { class: "dsv4-alert", role: "alert", hidden: true })) {
   const heard = element("span", { class: "dsv4-unseen", role: "status", "aria-live": "polite" });
   const bound = new AbortController();
   const ends = [() => bound.abort(), () => cancelAnimationFrame(scheduled)];
   let scheduled = 0;
   let lastAsked = -Infinity;
+  let tracing = ""; // of the failure that is being told
 
   const listen = (node, type, handler) => node.addEventListener(type, handler, { signal: bound.signal });
 
@@ -42,7 +43,8 @@ export function viewOf({ model, el }, paint, alert = element("p", { class: "dsv4
 
     /** @param {string} text "" takes the complaint back */
     complain(text) {
-      say(alert, text);
+      if (tracing) alert.replaceChildren(text, traceOf(tracing));
+      else say(alert, text);
       toggle(alert, text !== "");
     },
 
@@ -53,7 +55,12 @@ export function viewOf({ model, el }, paint, alert = element("p", { class: "dsv4
 
     /** @param {Parameters<typeof commands>[1]} on */
     orders(on) {
-      const orders = commands((message) => model.send(message), on);
+      const failed = (kind, id, error, trace) => {
+        tracing = trace;
+        on.failed(kind, id, error);
+        tracing = "";
+      };
+      const orders = commands((message) => model.send(message), { ...on, failed });
       ends.push(orders.end);
       return orders;
     },
@@ -102,4 +109,10 @@ export function viewOf({ model, el }, paint, alert = element("p", { class: "dsv4
       for (const end of ends) end();
     },
   };
+}
+
+/** Where a fault of ours or of a value's own code comes from, for who wants to report it. */
+function traceOf(text) {
+  const summary = focusable("summary", { class: "dsv4-unfold", text: "Show traceback" });
+  return element("details", {}, summary, focusable("pre", { class: "dsv4-trace", tabindex: "0", text }));
 }
