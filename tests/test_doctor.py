@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+import dsv4nb
 from dsv4nb import doctor
 from dsv4nb.doctor import Check, Report, caches, examine, replies, rows, sampling
+from dsv4nb.doctor.machine import facts, panels
 from dsv4nb.doctor.plan import Compared, Plan, carry_out, counted
 from dsv4nb.engine import sampler
 from dsv4nb.engine.cpu import CpuEngine
@@ -459,6 +461,30 @@ def test_the_report_as_html_needs_nothing_and_is_escaped() -> None:
     html = report_of(GOOD, BAD)._repr_html_()
     assert "&lt;m&gt;" in html and "c &lt; d<br>row &lt;3&gt; differs" in html and "<b>failed</b>" in html
     assert "<script" not in html and "<m>" not in html and html.count("<tr>") == 3
+
+
+def test_the_report_tells_what_it_ran_on() -> None:
+    report = replace(report_of(GOOD), machine=facts({"VSCODE_PID": "1"}))
+    told = dict(report.machine)
+    assert told["dsv4nb"] == dsv4nb.__version__ and f"torch {torch.__version__}" in told["arithmetic"]
+    assert told["host"].startswith("VS Code")
+    assert str(report).splitlines()[2:4] == ["", f"dsv4nb      {dsv4nb.__version__}"]
+    assert "<th" in report._repr_html_() and "VS Code" in report._repr_html_()
+    with fakes.fake_model("one") as model:
+        assert examine(model, seconds=1e-9).machine == facts()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "widgets", "told"),
+    [
+        ("7.4.0", "0.11.0", "is pinned"),
+        ("7.3.0", "0.11.0", "click again"),
+        ("6.31.0", "0.11.0", "when no cell runs"),
+        ("", "", "none, ipykernel and anywidget are missing"),
+    ],
+)
+def test_what_to_expect_of_panels(kernel: str, widgets: str, told: str) -> None:
+    assert told in panels(kernel, widgets)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from dsv4nb.doctor.caches import PLAN as CACHED
+from dsv4nb.doctor.machine import facts
 from dsv4nb.doctor.plan import carry_out
 from dsv4nb.doctor.replies import REPLAYS, SPECULATION
 from dsv4nb.doctor.report import Check, Report
@@ -22,7 +23,7 @@ from dsv4nb.doctor.sampling import PLAN as SAMPLER
 from dsv4nb.errors import ModelClosed, RequestError
 from dsv4nb.handle import Model
 
-__all__ = ["SECONDS", "Check", "Report", "examine"]
+__all__ = ["SECONDS", "Check", "Report", "examine", "facts"]
 
 SECONDS = 50.0
 
@@ -51,11 +52,13 @@ def examine(model: Model, *, seconds: float = SECONDS, on_check: Callable[[Repor
         raise ModelClosed(model.name)
     began = time.monotonic()
     checks: tuple[Check, ...] = ()
+    machine = facts()
     for i, plan in enumerate(_PLANS):
         now = time.monotonic()
         share = plan.weight / sum(later.weight for later in _PLANS[i:])
         checks += (carry_out(plan, model, now + max(0.0, began + seconds - now) * share),)
-        report = Report(model=model.name, checks=checks, planned=len(_PLANS), seconds=time.monotonic() - began)
+        elapsed = time.monotonic() - began
+        report = Report(model=model.name, checks=checks, planned=len(_PLANS), seconds=elapsed, machine=machine)
         if on_check is not None:
             on_check(report)
     return report

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from dsv4nb.doctor.machine import Facts
+from dsv4nb.tables import as_html, as_text
+
 Outcome = Literal["ok", "failed", "skipped"]
 
 _WIDTH = 84  # of what is told in words, in characters
@@ -40,12 +43,14 @@ class Report:
     Attributes:
         checks: those that are over, in their order; `planned` how many there are.
         seconds: they took together, what waited in the queue included.
+        machine: what they ran on, and what is known of the notebook.
     """
 
     model: str
     checks: tuple[Check, ...]
     planned: int
     seconds: float
+    machine: Facts = ()
 
     @property
     def ok(self) -> bool:
@@ -70,7 +75,7 @@ class Report:
             head = f"{check.name:<{names}}  {check.result:<7}  {check.seconds:5.1f} s  "
             told = [line for text in (check.compared, check.detail) for line in textwrap.wrap(text, _WIDTH)]
             lines += [f"{head if i == 0 else ' ' * len(head)}{line}" for i, line in enumerate(told)]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", as_text(self.machine)] if self.machine else lines)
 
     def __repr__(self) -> str:
         return str(self)
@@ -78,7 +83,8 @@ class Report:
     def _repr_html_(self) -> str:
         head = _row("th", [escape(name) for name in ("check", "result", "seconds", "compared")])
         body = "".join(_row("td", _cells(check)) for check in self.checks)
-        return f"<p>{escape(self.title)}</p><table>{head}{body}</table>"
+        machine = as_html(self.machine) if self.machine else ""
+        return f"<p>{escape(self.title)}</p><table>{head}{body}</table>{machine}"
 
 
 def _cells(check: Check) -> list[str]:

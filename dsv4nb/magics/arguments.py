@@ -173,7 +173,7 @@ def _bench() -> Parser:
 
 
 def _doctor() -> Parser:
-    parser = _about("doctor", "Check on this machine what is promised of a model.")()
+    parser = _about("doctor", "Check on this machine what is promised of a model, and tell what the machine is.")()
     parser.add_argument("--seconds", type=float, metavar="N", help="begin no comparison after so many")
     return parser
 

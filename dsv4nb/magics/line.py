@@ -49,7 +49,7 @@ class Line:
             "replay": lambda args: replay(args, names, shelf),
             "show": lambda args: show(args, names),
             "bench": lambda args: bench(args, shelf.find(args.name, "%dsv4 bench"), replaces=replaces()),
-            "doctor": lambda args: doctor(args, shelf.find(args.name, "%dsv4 doctor"), replaces=replaces()),
+            "doctor": self._doctor,
         }
 
     def obey(self, line: str) -> object:
@@ -66,6 +66,12 @@ class Line:
         if word == "set":  # its words may be pairs
             return self._defaults.obey(rest, self._shelf.only())
         return self._run[word](COMMANDS[word].parser().parse(rest))
+
+    def _doctor(self, args: Namespace) -> object:
+        """Without any model there are still the machine and the notebook to tell of."""
+        shelf = self._shelf
+        model = None if args.name is None and shelf.is_empty else shelf.find(args.name, "%dsv4 doctor")
+        return doctor(args, model, replaces=self._replaces())
 
     def _telling(self, word: str, tell: Callable[[Any], object]) -> Callable[[Namespace], object]:
         """Return a command that tells something about one model."""

@@ -84,14 +84,18 @@ def _speculated(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def doctor(args: Namespace, model: Any, *, replaces: bool) -> object:
+def doctor(args: Namespace, model: Any | None, *, replaces: bool) -> object:
     """Return the report of the checks; where it can be replaced it is shown as it grows, and nothing is returned.
+
+    Without a model it tells what the machine and the notebook are.
 
     Raises:
         Interrupted: the person did; the checks that ended stay shown where they can be replaced.
     """
-    from dsv4nb.doctor import SECONDS, examine
+    from dsv4nb.doctor import SECONDS, examine, facts
 
+    if model is None:
+        return Table(facts=[*facts(), ("model", "none is loaded; %dsv4 load toy, and the doctor checks its promises")])
     growing = Growing(replaces=replaces)
     try:
         seconds = SECONDS if args.seconds is None else args.seconds

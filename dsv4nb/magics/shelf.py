@@ -60,6 +60,11 @@ class Shelf:
         what = "several models are loaded" if models else "no model is loaded"
         raise UsageError(f"{magic}: {what}; {self._way_out(magic)}")
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no variable holds an open model, and none is meant by a default."""
+        return self._usual() is None and not self._open()
+
     def only(self) -> Any:
         """Return the open model that a cell would ask, None when that is not clear."""
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import traitlets
 
-from dsv4nb.errors import Dsv4Error, ModelClosed, RequestError
+from dsv4nb.errors import ModelClosed, RequestError
 from dsv4nb.session.live import Ledger
 from dsv4nb.stream.frames import Pump
 from dsv4nb.widgets import protocol

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsv4nb.errors import ChatBusy, Dsv4Error, RequestError
+from dsv4nb.errors import ChatBusy, RequestError
 from dsv4nb.events import Generation, TokenLogprob
 from dsv4nb.session.attachments import name_in_notebook
 from dsv4nb.session.tree import Turn
@@ -185,9 +185,9 @@ class TokenLens(Following[Reply]):
         scores: Sequence[TokenLogprob] = ()
         try:
             if self._chat is not None and reply.turn is not None:
-                scores = self._chat.score(index, N_TOP, should_stop=stop)  # type: ignore[assignment]
+                scores = self._chat.score(index, N_TOP, should_stop=stop)
             else:
-                scores = self._model.score(reply.prompt, reply.ids, N_TOP, should_stop=stop)  # type: ignore[assignment]
+                scores = self._model.score(reply.prompt, reply.ids, N_TOP, should_stop=stop)
         except Exception as failed:  # whatever it is, the command has an answer
             error = failed
         self._pump.call(partial(self._scored, reply, scores, error))

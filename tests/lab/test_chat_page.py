@@ -297,8 +297,8 @@ def test_replies_are_announced_sentence_by_sentence_when_asked(page: Any) -> Non
     page.evaluate(
         """() => {
           const turn = { user: "q", reasoning: "", text: "It is **Paris**. And more", cards: [], is_calling: false,
-            stop_reason: "end", n_tokens: 4, n_reasoning: null, reasoning_s: null, seconds: 1, is_timed: false, footer: "",
-            error: "", number: 0, siblings: [0] };
+            stop_reason: "end", n_tokens: 4, n_reasoning: null, reasoning_s: null, seconds: 1, is_timed: false,
+            footer: "", error: "", number: 0, siblings: [0] };
           put("transcript", { ended: 1, turns: [turn] });
         }"""
     )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 
+import dsv4nb
 from dsv4nb.errors import RequestError
 from dsv4nb.events import Timings
 from dsv4nb.magics.defaults import Defaults
@@ -61,6 +62,11 @@ def test_doctor_returns_its_report() -> None:
             line.obey("doctor --seconds -1")
         with pytest.raises(UsageError, match="%dsv4 doctor: there is no variable 'x'"):
             line.obey("doctor x")
+
+
+def test_without_a_model_the_doctor_tells_of_the_machine() -> None:
+    told = repr(notebook({}).obey("doctor"))
+    assert f"dsv4nb      {dsv4nb.__version__}" in told and "ipykernel" in told and "none is loaded" in told
 
 
 class Timed:
