@@ -158,7 +158,7 @@ def test_j10_a_drag_is_a_few_messages_and_ends_where_it_ends(opened: Callable[..
     sent, heard = page.evaluate("[window.told.send.length, window.told.recv.length]")
     assert 3 < sent <= 30 * seconds and heard <= 30 * seconds, (sent, heard, seconds)
     at = row(page, "top_p").locator(".dsv4-entry").input_value()
-    page.get_by_text(f"chat.set(top_p={at})", exact=True).wait_for()
+    page.get_by_role("group", name="As code").get_by_text(f"chat.set(top_p={at})", exact=True).wait_for()
     lab.run_cell(1)
     assert output(page, 1) == at and 0.4 < float(at) < 0.6
 
