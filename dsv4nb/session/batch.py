@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,15 +11,28 @@ from dsv4nb.errors import RequestError
 from dsv4nb.session.reuse import common_prefix
 
 WORTH = 16  # tokens of the shortest beginning that is kept for the others
+_ABOVE = 1 << 62  # more than any id
 
 
 def shared_beginnings(prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return, for each prompt, at which lengths its run should keep what later ones begin with."""
+    later: list[tuple[int, ...]] = []  # sorted, so that those with a common beginning stand together
     marks: list[tuple[int, ...]] = []
-    for i, prompt in enumerate(prompts):
-        lengths = {common_prefix(prompt, later) for later in prompts[i + 1 :]}
-        marks.append(tuple(sorted(n for n in lengths if WORTH <= n < len(prompt))))
-    return marks
+    for prompt in map(tuple, reversed(prompts)):
+        low = high = place = bisect_left(later, prompt)
+        lengths = []
+        while (n := max(_common(later[low - 1 : low], prompt), _common(later[high : high + 1], prompt))) >= WORTH:
+            lengths.append(n)
+            # leave out all that begin with these n, and ask again
+            low = bisect_left(later, prompt[:n], 0, low)
+            high = bisect_left(later, (*prompt[:n], _ABOVE), high)
+        marks.append(tuple(n for n in reversed(lengths) if n < len(prompt)))
+        later.insert(place, prompt)
+    return marks[::-1]
+
+
+def _common(neighbour: Sequence[Sequence[int]], prompt: Sequence[int]) -> int:
+    return common_prefix(prompt, neighbour[0]) if neighbour else 0
 
 
 def rows_of(table: object) -> list[dict[str, Any]]:

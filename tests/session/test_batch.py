@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsv4nb.errors import EngineError, ModelClosed, RequestError
 from dsv4nb.model import Model, load
-from dsv4nb.session.batch import filled, rows_of, shared_beginnings
-from dsv4nb.session.reuse import Policy
+from dsv4nb.session.batch import WORTH, filled, rows_of, shared_beginnings
+from dsv4nb.session.reuse import Policy, common_prefix
 
 MakeModel = Callable[..., Any]
 
@@ -77,6 +80,22 @@ def test_marks_are_where_later_prompts_part(model: Model) -> None:
     assert shared_beginnings([a, b, c]) == [(17, 20), (17,), ()]
     assert shared_beginnings([[1, 2], [1, 3]]) == [(), ()]  # too short to be worth it
     assert shared_beginnings([a, a]) == [(), ()]  # the whole prompt: its own anchor serves
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=12))
+def test_marks_are_those_of_every_pair(parts: list[list[int]]) -> None:
+    prompts = [[7] * 14 + part for part in parts]
+    for i, marks in enumerate(shared_beginnings(prompts)):
+        lengths = {common_prefix(prompts[i], later) for later in prompts[i + 1 :]}
+        assert marks == tuple(sorted(n for n in lengths if WORTH <= n < len(prompts[i])))
+
+
+def test_marks_of_thousands_of_prompts_take_no_time() -> None:
+    prompts = [[*range(500), i % 7, i] for i in range(4_000)]
+    began = time.process_time()
+    marks = shared_beginnings(prompts)
+    assert time.process_time() - began < 2
+    assert marks[0] == (500, 501) and marks[-1] == ()
 
 
 class Frame:
