@@ -65,6 +65,7 @@ def test_two_views_agree_though_pieces_are_lost_and_repeated(page: Any) -> None:
     page.evaluate("show(); say({ kind: 'begin', run: 1, user: 'q', command: '' }); frames_(1, 0, ['a', 'b'])")
     page.evaluate("show(); frames_(1, 2, ['c']); frames_(1, 2, ['c']); frames_(1, 0, ['a'])")
     asked = len(sent(page, "resync"))  # in the same moment: half a second later a view may ask again
+    page.wait_for_function("document.querySelector('.dsv4-answer').textContent !== 'ab'")
     assert answers(page) == ["abc"], "the late view does not show the middle of a text"
     assert asked == 2, "each view asked when it came, and not again at once"
     page.evaluate(
@@ -244,6 +245,25 @@ def test_an_unfinished_word_of_an_input_method_is_not_sent(page: Any) -> None:
           new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true }))"""
     )
     assert sent(page, "send") == []
+
+
+def test_a_press_on_stop_counts_though_the_text_moves_the_button_away(page: Any) -> None:
+    page.evaluate("show(); put('status', 'running'); say({ kind: 'begin', run: 1, user: 'q', command: '' })")
+    page.evaluate("frames_(1, 0, ['a']); settled()")
+    button = page.get_by_role("button", name="Stop", exact=True)
+    for is_released_there in (False, True):
+        box = button.bounding_box()
+        page.mouse.move(box["x"] + 9, box["y"] + 9)
+        page.mouse.down()
+        page.evaluate("n => frames_(1, n, ['\\n\\nb'.repeat(3)])", 2 if is_released_there else 1)
+        moved = "y => document.querySelector('.dsv4-send').getBoundingClientRect().top > y"
+        page.wait_for_function(moved, arg=box["y"] + 40)
+        if not is_released_there:
+            page.mouse.move(box["x"] + 9, box["y"] - 90)
+        page.mouse.up()
+        assert len(sent(page, "stop")) == is_released_there, "released elsewhere, a press is taken back"
+    button.click()
+    assert len(sent(page, "stop")) == 2, "one for each press"
 
 
 def test_a_fault_is_told_with_where_it_comes_from(page: Any) -> None:

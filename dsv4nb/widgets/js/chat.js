@@ -8,6 +8,7 @@ import { exporting } from "./exports.js";
 import { copied } from "./files.js";
 import { notice } from "./notice.js";
 import { pacer } from "./pacing.js";
+import { onPress } from "./press.js";
 import { listenForCopies } from "./prose-code.js";
 import { mathsFrom, takeMaths } from "./prose-maths.js";
 import { isFromKernel } from "./protocol.js";
@@ -284,7 +285,7 @@ function render({ model, el }) {
     toggle(page.fresh, state.turns.length > 0 || at !== "idle");
     toggle(page.exporting, state.turns.length > 0);
     if (page.exporting.hidden) exports_.close();
-    for (const node of [page.thinking, page.exporting, page.fresh, page.attach]) node.disabled = isCut;
+    for (const node of [page.aloud, page.thinking, page.exporting, page.fresh, page.attach]) node.disabled = isCut;
     el.dataset.phase = at;
     el.dataset.status = model.get("status");
     paintButton();
@@ -317,9 +318,9 @@ function render({ model, el }) {
     if (page.input.value !== "") count();
   }
 
-  listen(page.button, "click", (event) => {
+  onPress(page.button, listen, ({ detail }) => {
     if (!isBusy()) submitInput();
-    else if (event.detail < 2) stop(); // the second click of a double click on Send is no Stop
+    else if (detail < 2) stop(); // the second click of a double click on Send is no Stop
   });
   listen(page.input, "input", fit);
   listen(page.input, "keydown", (event) => {
