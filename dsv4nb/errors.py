@@ -86,9 +86,9 @@ class NotEnoughMemory(Dsv4Error):
 
     code = "memory"
 
-    def __init__(self, name: str, needed_bytes: int, room_bytes: int) -> None:
+    def __init__(self, name: str, needed_bytes: int, room_bytes: int, where: str = "as float32 on the CPU") -> None:
         super().__init__(
-            f"{name} needs {needed_bytes / 1e9:,.1f} GB of memory, as float32 on the CPU; there are "
+            f"{name} needs {needed_bytes / 1e9:,.1f} GB of memory, {where}; there are "
             f"{room_bytes / 1e9:,.1f} GB. open_checkpoint tells its facts without loading; load('toy') fits anywhere."
         )
 

@@ -80,7 +80,7 @@ def _load(checkpoint: Checkpoint, device: torch.device, has_drafter: bool, on_pr
     entries = {name: entry for name, entry in checkpoint.entries.items() if has_drafter or not name.startswith("mtp.")}
     layers = []
     with torch.inference_mode(), Reader(entries) as reader:
-        source = _Source(reader, device, None if on_progress is None else _Meter(reader, entries, device, on_progress))
+        source = _Source(reader, device, None if on_progress is None else Meter(reader, entries, device, on_progress))
         embed, head = source.plain("embed.weight"), source.plain("head.weight")
         hyper_head = _hyper_head(source, "")
         for layer in range(config.num_hidden_layers):
@@ -96,7 +96,7 @@ def _load(checkpoint: Checkpoint, device: torch.device, has_drafter: bool, on_pr
     )
 
 
-class _Meter:
+class Meter:
     """Tells how far the reading has come."""
 
     def __init__(
@@ -133,7 +133,7 @@ class _Source:
         not_finite: the first tensor read that holds a NaN or an infinity, "" while there is none.
     """
 
-    def __init__(self, reader: Reader, device: torch.device, meter: _Meter | None) -> None:
+    def __init__(self, reader: Reader, device: torch.device, meter: Meter | None) -> None:
         self._reader, self._device, self._meter = reader, device, meter
         self.not_finite = ""
 

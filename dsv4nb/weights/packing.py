@@ -155,7 +155,7 @@ def unpack_fp8(weight: Tensor, scale: Tensor) -> Tensor:
     tiles = (-(-rows // FP8_TILE), -(-columns // FP8_TILE))
     _require_shape("scale", scale, (*weight.shape[:-2], *tiles), weight)
     s = scale if scale.dtype == torch.float32 else e8m0_to_float(scale)
-    return weight.to(torch.float32) * _spread(s, rows, columns)
+    return weight.to(torch.float32) * spread_tiles(s, rows, columns)
 
 
 def pack_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +176,7 @@ def pack_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
     down, across = (n // FP8_TILE for n in padded.shape)
     tiles = padded.reshape(down, FP8_TILE, across, FP8_TILE)
     s = _scale(tiles.abs().amax((1, 3)), FP8_MAX)
-    codes = (x / _spread(s, rows, columns)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    codes = (x / spread_tiles(s, rows, columns)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return codes, float_to_e8m0(s)
 
 
@@ -212,7 +212,8 @@ def _scale(amax: Tensor, largest: float) -> Tensor:
     return e8m0_to_float(exponent.to(torch.uint8))
 
 
-def _spread(tiles: Tensor, rows: int, columns: int) -> Tensor:
+def spread_tiles(tiles: Tensor, rows: int, columns: int) -> Tensor:
+    """Return [rows, columns] whose 128x128 tiles are one element of `tiles` each; those at the edges may be smaller."""
     full = tiles.repeat_interleave(FP8_TILE, dim=-2).repeat_interleave(FP8_TILE, dim=-1)
     return full[..., :rows, :columns]
 

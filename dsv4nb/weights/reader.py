@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from dsv4nb.checkpoint.headers import TensorEntry
 from dsv4nb.errors import DamagedCheckpoint
 
-_DTYPES = {
+DTYPES = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F8_E4M3": torch.float8_e4m3fn,
@@ -22,6 +23,28 @@ _DTYPES = {
     "I64": torch.int64,
     "U8": torch.uint8,
 }
+
+
+class TensorSource(Protocol):
+    """Where a loader takes tensors from, by official name: the files of a `Reader`, or a `SyntheticReader`."""
+
+    bytes_read: int
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def dtype(self, name: str) -> str:
+        """Return the safetensors spelling of the dtype of `name`."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """Return tensor `name` as stored, the caller's own; e8m0 scales come as their bytes, uint8."""
+        ...
 
 
 class Reader:
@@ -36,7 +59,7 @@ class Reader:
         self._maps: dict[Path, mmap.mmap] = {}
         self.bytes_read = 0
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -68,7 +91,7 @@ class Reader:
                 [f"{entry.file.name}: {name} needs {entry.nbytes} bytes, {len(data)} are there"],
             )
         self.bytes_read += entry.nbytes
-        return torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).view(entry.shape)
+        return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(entry.shape)
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:

@@ -172,15 +172,16 @@ class Weights:
     @property
     def resident_bytes(self) -> int:
         """Bytes the tensors take."""
-        return sum(t.nbytes for t in _tensors(self))
+        return sum(t.nbytes for t in tensors_of(self))
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def tensors_of(value: object) -> Iterator[Tensor]:
+    """Yield every tensor of weights, nested as they may be."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif is_dataclass(value):
         for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+            yield from tensors_of(getattr(value, field.name))

@@ -9,25 +9,10 @@ from typing import Any
 
 import pytest
 
-from dsv4nb.testing.tiny_checkpoint import tiny_hf_config, write_tiny_checkpoint
+from dsv4nb.checkpoint.synthetic import hf_config
+from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 
-_FLASH: dict[str, Any] = {
-    "vocab_size": 129280,
-    "hidden_size": 4096,
-    "num_hidden_layers": 43,
-    "num_attention_heads": 64,
-    "head_dim": 512,
-    "q_lora_rank": 1024,
-    "o_groups": 8,
-    "o_lora_rank": 1024,
-    "index_n_heads": 64,
-    "index_topk": 512,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 6,
-    "moe_intermediate_size": 2048,
-    "swiglu_limit": 10.0,
-}
-_PRO = _FLASH | {
+_PRO: dict[str, Any] = {
     "hidden_size": 7168,
     "num_hidden_layers": 61,
     "num_attention_heads": 128,
@@ -38,29 +23,19 @@ _PRO = _FLASH | {
     "moe_intermediate_size": 3072,
     "routed_scaling_factor": 2.5,
 }
-_FLASH_RATIOS = [0, 0, *[4, 128] * 20, 4]
 _PRO_RATIOS = [128, 128, *[4, 128] * 29, 4]
-
-
-def _dspark(rank: int, taps: list[int]) -> dict[str, Any]:
-    return {
-        "dspark_block_size": 5,
-        "dspark_markov_rank": rank,
-        "dspark_noise_token_id": 128799,
-        "dspark_target_layer_ids": taps,
-    }
 
 
 @pytest.fixture(scope="session")
 def releases() -> dict[str, dict[str, Any]]:
     """config.json of the releases, by name."""
-    flash_dspark = _FLASH | _dspark(256, [40, 41, 42])
-    pro_dspark = _PRO | _dspark(512, [58, 59, 60])
     return {
-        "preview": tiny_hf_config(drafter="nextn", **_FLASH, compress_ratios=[*_FLASH_RATIOS, 0]),
-        "0731": tiny_hf_config(drafter="dspark", **flash_dspark, compress_ratios=[*_FLASH_RATIOS, 0, 0, 0]),
-        "pro": tiny_hf_config(drafter="nextn", **_PRO, compress_ratios=[*_PRO_RATIOS, 0]),
-        "pro-0813": tiny_hf_config(drafter="dspark", **pro_dspark, compress_ratios=[*_PRO_RATIOS, 0, 0, 0]),
+        "preview": hf_config("flash"),
+        "0731": hf_config("flash-0731"),
+        "pro": hf_config("flash", _PRO | {"compress_ratios": [*_PRO_RATIOS, 0]}),
+        "pro-0813": hf_config(
+            "flash-0731", _PRO | {"compress_ratios": [*_PRO_RATIOS, 0, 0, 0], "dspark_markov_rank": 512}
+        ),
     }
 
 

@@ -10,8 +10,9 @@ import pytest
 from dsv4nb.checkpoint.census import DSPARK_KEYS
 from dsv4nb.checkpoint.config import from_hf, from_inference, read_config
 from dsv4nb.checkpoint.inventory import Drafter
+from dsv4nb.checkpoint.synthetic import inference_config
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, UnsupportedModel
-from dsv4nb.testing.tiny_checkpoint import tiny_hf_config, tiny_inference_config
+from dsv4nb.testing.tiny_checkpoint import tiny_hf_config
 
 # what may be absent: labels, and the two groups that are all or nothing
 OPTIONAL = {
@@ -23,7 +24,7 @@ OPTIONAL = {
     "use_cache",
 }
 REQUIRED = sorted(tiny_hf_config().keys() - OPTIONAL - {"quantization_config"})
-INFERENCE_REQUIRED = sorted(tiny_inference_config(tiny_hf_config()).keys() - {"n_mtp_layers"})
+INFERENCE_REQUIRED = sorted(inference_config(tiny_hf_config()).keys() - {"n_mtp_layers"})
 
 
 def write(folder: Path, raw: dict[str, Any], inference: dict[str, Any] | None = None) -> Path:
@@ -87,7 +88,7 @@ def test_each_missing_field_of_a_group_is_named(group: str) -> None:
 
 @pytest.mark.parametrize("name", INFERENCE_REQUIRED)
 def test_each_missing_field_of_the_inference_spelling_is_named(name: str) -> None:
-    raw = tiny_inference_config(tiny_hf_config())
+    raw = inference_config(tiny_hf_config())
     del raw[name]
     with pytest.raises(CheckpointError, match=rf"inference/config.json lacks {name}\b") as caught:
         from_inference(raw)
@@ -98,12 +99,12 @@ def test_each_missing_field_of_the_inference_spelling_is_named(name: str) -> Non
 @pytest.mark.parametrize("fmt", ["fp8fp4", "bf16", "fp8"])
 def test_both_spellings_give_the_same_config(drafter: Drafter, fmt: Any) -> None:
     raw = tiny_hf_config(drafter=drafter, fmt=fmt)
-    inference = tiny_inference_config(raw) | {"n_mtp_layers": raw["num_nextn_predict_layers"]}
+    inference = inference_config(raw) | {"n_mtp_layers": raw["num_nextn_predict_layers"]}
     assert from_inference(inference) == from_hf(raw)
 
 
 def test_the_inference_spelling_may_leave_out_the_count_of_drafter_blocks() -> None:
-    raw = tiny_inference_config(tiny_hf_config(drafter="nextn"))
+    raw = inference_config(tiny_hf_config(drafter="nextn"))
     del raw["n_mtp_layers"]
     assert from_inference(raw).num_nextn_predict_layers == 1
 
@@ -202,7 +203,7 @@ def test_an_unknown_field_is_refused_by_name() -> None:
         from_hf(tiny_hf_config(kv_source_layer_ids=[2]))
     assert caught.value.param == "kv_source_layer_ids"
     with pytest.raises(CheckpointError, match="unknown field max_batch_size"):
-        from_inference(tiny_inference_config(tiny_hf_config()) | {"max_batch_size": 4})
+        from_inference(inference_config(tiny_hf_config()) | {"max_batch_size": 4})
 
 
 def test_a_missing_quantisation_means_plain_bf16_only() -> None:
@@ -309,18 +310,18 @@ class TestBothFiles:
     @pytest.mark.parametrize("drafter", ["none", "nextn", "dspark"])
     def test_agreeing_files_load(self, drafter: Drafter, tmp_path: Path) -> None:
         raw = tiny_hf_config(drafter=drafter)
-        assert read_config(write(tmp_path, raw, tiny_inference_config(raw))) == from_hf(raw)
+        assert read_config(write(tmp_path, raw, inference_config(raw))) == from_hf(raw)
 
     def test_one_drafter_block_may_stand_for_the_three_stages(self, tmp_path: Path) -> None:
         raw = tiny_hf_config(drafter="dspark")
-        inference = tiny_inference_config(raw)
+        inference = inference_config(raw)
         assert (raw["num_nextn_predict_layers"], inference["n_mtp_layers"]) == (1, 3)
         assert read_config(write(tmp_path, raw, inference)).drafter_ratios == (0, 0, 0)
 
     def test_without_the_four_keys_the_counts_must_agree(self, tmp_path: Path) -> None:
         raw = tiny_hf_config(drafter="nextn")
         with pytest.raises(CheckpointError, match="num_nextn_predict_layers is 1, n_mtp_layers is 3"):
-            read_config(write(tmp_path, raw, tiny_inference_config(raw) | {"n_mtp_layers": 3}))
+            read_config(write(tmp_path, raw, inference_config(raw) | {"n_mtp_layers": 3}))
 
     @pytest.mark.parametrize(
         ("name", "spelling", "value"),
@@ -341,7 +342,7 @@ class TestBothFiles:
         self, name: str, spelling: str, value: object, tmp_path: Path
     ) -> None:
         raw = tiny_hf_config(drafter="dspark")
-        inference = tiny_inference_config(raw) | {spelling: value}
+        inference = inference_config(raw) | {spelling: value}
         if spelling == "dtype":
             inference["expert_dtype"] = "bf16"
         with pytest.raises(CheckpointError, match="disagree") as caught:
@@ -352,19 +353,19 @@ class TestBothFiles:
 
     def test_a_disagreement_about_the_drafter_names_its_key(self, tmp_path: Path) -> None:
         raw = tiny_hf_config(drafter="dspark")
-        inference = tiny_inference_config(raw) | {"dspark_block_size": 7}
+        inference = inference_config(raw) | {"dspark_block_size": 7}
         with pytest.raises(CheckpointError, match="dspark_block_size is 7"):
             read_config(write(tmp_path, raw, inference))
 
     def test_a_drafter_in_one_file_only_is_a_disagreement(self, tmp_path: Path) -> None:
         raw = tiny_hf_config(drafter="dspark")
-        inference = {k: v for k, v in tiny_inference_config(raw).items() if not k.startswith("dspark_")}
+        inference = {k: v for k, v in inference_config(raw).items() if not k.startswith("dspark_")}
         with pytest.raises(CheckpointError, match="disagree"):
             read_config(write(tmp_path, raw, inference))
 
     def test_a_bf16_copy_may_keep_the_quantised_inference_config(self, tmp_path: Path) -> None:
         raw = tiny_hf_config(fmt="bf16")
-        inference = tiny_inference_config(tiny_hf_config())
+        inference = inference_config(tiny_hf_config())
         assert not read_config(write(tmp_path, raw, inference)).quantized
 
 
