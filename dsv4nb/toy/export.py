@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dsv4nb.checkpoint.names import parse_name
-from dsv4nb.toy.shape import hf_config, inference_config
+from dsv4nb.checkpoint.synthetic import inference_config
+from dsv4nb.toy.shape import hf_config
 from dsv4nb.weights.packing import pack_fp4, pack_fp8, unpack_fp4, unpack_fp8
 
 _FP8_LEAVES = {"wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3", "main_proj"}
@@ -76,8 +77,9 @@ def write_packed(folder: Path, packed: Mapping[str, Tensor], tokenizer_json: str
     total = sum(t.numel() * t.element_size() for t in packed.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     _write_json(folder / "model.safetensors.index.json", index)
-    _write_json(folder / "config.json", hf_config(drafter=bool(groups["mtp"])))
-    _write_json(folder / "inference" / "config.json", inference_config(drafter=bool(groups["mtp"])))
+    config = hf_config(drafter=bool(groups["mtp"]))
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "inference" / "config.json", inference_config(config))
     # the answers are facts and sums: the default is the most likely one
     _write_json(
         folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "temperature": 0.0, "top_p": 1.0}

@@ -1,4 +1,4 @@
-"""Dimensions of the bundled model, and its config files in both official spellings."""
+"""Dimensions of the bundled model, and its config.json."""
 
 from __future__ import annotations
 
@@ -79,44 +79,12 @@ HF: dict[str, object] = {
     "vocab_size": VOCAB_SIZE,
 }
 
-_INFERENCE_NAMES = {
-    "vocab_size": "vocab_size", "dim": "hidden_size", "moe_inter_dim": "moe_intermediate_size",
-    "n_layers": "num_hidden_layers", "n_hash_layers": "num_hash_layers", "n_heads": "num_attention_heads",
-    "n_routed_experts": "n_routed_experts", "n_shared_experts": "n_shared_experts",
-    "n_activated_experts": "num_experts_per_tok", "score_func": "scoring_func", "route_scale": "routed_scaling_factor",
-    "swiglu_limit": "swiglu_limit", "q_lora_rank": "q_lora_rank", "head_dim": "head_dim",
-    "rope_head_dim": "qk_rope_head_dim", "o_groups": "o_groups", "o_lora_rank": "o_lora_rank",
-    "window_size": "sliding_window", "rope_theta": "rope_theta", "compress_rope_theta": "compress_rope_theta",
-    "index_n_heads": "index_n_heads", "index_head_dim": "index_head_dim", "index_topk": "index_topk",
-    "hc_mult": "hc_mult", "hc_sinkhorn_iters": "hc_sinkhorn_iters", "expert_dtype": "expert_dtype",
-    "compress_ratios": "compress_ratios",
-}  # fmt: skip
-
 
 def hf_config(*, drafter: bool) -> dict[str, object]:
     """Return config.json; without a drafter there are no `dspark_*` keys, as loading asks of such a folder."""
     if drafter:
         return dict(HF)
     return {k: v for k, v in HF.items() if not k.startswith("dspark_")} | {"compress_ratios": [*RATIOS, 0]}
-
-
-def inference_config(*, drafter: bool) -> dict[str, object]:
-    """Return the same facts in the spelling of inference/config.json."""
-    hf, scaling = hf_config(drafter=drafter), HF["rope_scaling"]
-    assert isinstance(scaling, dict)
-    out = {name: hf[spelling] for name, spelling in _INFERENCE_NAMES.items()}
-    if drafter:
-        # config.json of the releases says 1 block; this file says how many there are
-        out["n_mtp_layers"] = DSPARK_STAGES
-        out |= {name: value for name, value in hf.items() if name.startswith("dspark_")}
-    return out | {
-        "original_seq_len": scaling["original_max_position_embeddings"],
-        "rope_factor": scaling["factor"],
-        "beta_fast": scaling["beta_fast"],
-        "beta_slow": scaling["beta_slow"],
-        "dtype": "fp8",
-        "scale_fmt": "ue8m0",
-    }
 
 
 def model_config() -> ModelConfig:

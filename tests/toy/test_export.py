@@ -10,10 +10,11 @@ import torch
 
 from dsv4nb.checkpoint.config import read_config
 from dsv4nb.checkpoint.opening import open_checkpoint
+from dsv4nb.checkpoint.synthetic import inference_config
 from dsv4nb.reference.loading import load_network
 from dsv4nb.reference.network import Network
 from dsv4nb.toy.export import pack, rounded, write_checkpoint
-from dsv4nb.toy.shape import hf_config, inference_config, model_config
+from dsv4nb.toy.shape import hf_config, model_config
 from dsv4nb.toy.train import assign_hash_experts, initialise
 
 BUNDLED = Path(__file__).parents[2] / "dsv4nb" / "toy" / "model"
@@ -74,7 +75,7 @@ def test_hash_experts_get_equal_shares(network: Network) -> None:
 def test_both_config_spellings_state_the_same_facts(tmp_path: Path, drafter: bool) -> None:
     (tmp_path / "inference").mkdir()
     (tmp_path / "config.json").write_text(json.dumps(hf_config(drafter=drafter)))
-    (tmp_path / "inference" / "config.json").write_text(json.dumps(inference_config(drafter=drafter)))
+    (tmp_path / "inference" / "config.json").write_text(json.dumps(inference_config(hf_config(drafter=drafter))))
     config = read_config(tmp_path)
     assert (config.dspark is not None) == drafter
     assert config.drafter_ratios == (0,) * (3 if drafter else 1)
