@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dsv4nb.config import SamplerConfig
 from dsv4nb.errors import EngineError
+from dsv4nb_kernels.reference import _fixed
 
 TARGET_STREAM = 0  # draws of the model itself; drafts that must agree with it use the same stream
 
@@ -34,7 +35,7 @@ _MASK_64 = 0xFFFFFFFFFFFFFFFF
 _LARGEST_U = np.float32(1 - 2.0**-24)
 # -ln of an arrival time lies in [-2.82, 22.88]: what is further behind the best than their distance cannot win
 _REACH = 26.0
-_DUST = 100.0  # a weight of e^-100 changes no sum in float64, however many there are
+_DOUBT = 1e-3  # far more than the library's float32 logarithms are off
 _SORTED = 1024  # halving goes on until so few weights are left; halving on costs more than sorting them
 
 
@@ -131,22 +132,19 @@ def _place(log_weights: Weights, share: float, side: Literal["left", "right"]) -
     Tokens of one logit have one weight, so weights are compared without their ids. Halves that the place is not in
     are summed and never sorted.
     """
-    if log_weights.min() < -_DUST:
-        log_weights = log_weights[log_weights >= -_DUST]
-    weights = np.exp(log_weights)
-    wanted = share * weights.sum()
-    place, mass = 0, 0.0
-    while (size := weights.shape[0]) > _SORTED:
+    masses = _fixed.masses(log_weights)
+    masses = masses[masses > 0]
+    wanted = (_fixed.reaching if side == "left" else _fixed.passing)(int(masses.sum()), share)
+    place, mass = 0, 0
+    while (size := masses.shape[0]) > _SORTED:
         middle = size // 2
-        weights.partition(middle)
-        upper = mass + weights[middle:].sum()
-        if upper > wanted or (upper == wanted and side == "left"):
-            weights = weights[middle:]
+        masses.partition(middle)
+        upper = mass + int(masses[middle:].sum())
+        if upper >= wanted:
+            masses = masses[middle:]
         else:
-            place, mass, weights = place + size - middle, upper, weights[:middle]
-    cumulated = mass + np.cumsum(np.sort(weights)[::-1])
-    further = int(np.searchsorted(cumulated, wanted, side))
-    return place + min(further, len(weights) - 1)  # rounding may leave the sum short
+            place, mass, masses = place + size - middle, upper, masses[:middle]
+    return place + int(np.searchsorted(mass + np.cumsum(np.sort(masses)[::-1]), wanted))
 
 
 def race(ids: Ids, log_weights: Weights, vocab: int, seed: int, position: int, stream: int) -> int:
@@ -160,9 +158,13 @@ def race(ids: Ids, log_weights: Weights, vocab: int, seed: int, position: int, s
         ids, log_weights = ids[can_win], log_weights[can_win]
     with np.errstate(over="ignore"):  # beyond float32 is far out of reach
         score = log_weights.astype(np.float32)
-    times = arrivals(ids, vocab, seed, position, stream)
+    words = random_words(ids, vocab, seed, position, stream)
+    times = exponential(words)
     score -= np.log(times, out=times)
-    return int(ids[score.argmax()])  # the first of equals
+    # a library's logarithms differ from machine to machine: where they leave a doubt, these do not
+    near = np.flatnonzero(score >= score.max() - _DOUBT)
+    ids = ids[near]
+    return int(ids[_fixed.scores(log_weights[near], _fixed.times(words[near])).argmax()])  # the first of equals
 
 
 def uniform(seed: int, position: int) -> float:
@@ -175,12 +177,16 @@ def uniform(seed: int, position: int) -> float:
 
 def arrivals(ids: Ids, vocab: int, seed: int, position: int, stream: int = TARGET_STREAM) -> Row:
     """Return the exponential arrival time of each token, float32; a token's does not depend on the others."""
+    return exponential(random_words(ids, vocab, seed, position, stream))
+
+
+def random_words(ids: Ids, vocab: int, seed: int, position: int, stream: int = TARGET_STREAM) -> Words:
+    """Return the random word of each token; ids ascend, below `vocab`."""
     if 4 * ids.shape[0] < vocab:
-        words = philox(ids >> 2, seed, position, stream)[ids & 3, np.arange(ids.shape[0])]
-    else:
-        words = philox(np.arange((vocab + 3) >> 2), seed, position, stream).T.reshape(-1)
-        words = words[:vocab] if ids.shape[0] == vocab else words[ids]
-    return exponential(words)
+        found: Words = philox(ids >> 2, seed, position, stream)[ids & 3, np.arange(ids.shape[0])]
+        return found
+    words = philox(np.arange((vocab + 3) >> 2), seed, position, stream).T.reshape(-1)
+    return words[:vocab] if ids.shape[0] == vocab else words[ids]
 
 
 def exponential(words: Words) -> Row:

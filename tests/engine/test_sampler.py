@@ -273,6 +273,25 @@ class TestDraw:
             full = (logits - logits.max()) - np.log(arrivals(np.arange(300), 300, seed, 4))
             assert choose(logits, SamplerConfig(seed=seed), 4) == int(full.argmax())
 
+    def test_m27_a_librarys_logarithms_only_narrow_the_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = np.random.default_rng(5).normal(0, 2, (40, 300)).astype(np.float32)
+        drawn = [choose(logits, SamplerConfig(seed=seed), 4) for seed, logits in enumerate(rows)]
+        monkeypatch.setattr("dsv4nb.engine.sampler._DOUBT", np.inf)
+        assert [choose(logits, SamplerConfig(seed=seed), 4) for seed, logits in enumerate(rows)] == drawn
+
+    def test_m27_a_near_race_is_decided_by_what_every_machine_rounds_alike(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = np.random.default_rng(5).normal(0, 2, (40, 300)).astype(np.float32)
+        drawn = [choose(logits, SamplerConfig(seed=seed), 4) for seed, logits in enumerate(rows)]
+        log = np.log
+
+        def poor_log(x: Any, **options: Any) -> Any:
+            return log(x, **options) + np.float32(3e-4) * (np.arange(x.size) % 2).astype(x.dtype)
+
+        monkeypatch.setattr("dsv4nb.engine.sampler.np.log", poor_log)
+        assert [choose(logits, SamplerConfig(seed=seed), 4) for seed, logits in enumerate(rows)] == drawn
+
     def test_the_row_is_not_changed(self) -> None:
         logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
         before = logits.copy()
