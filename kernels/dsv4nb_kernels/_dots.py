@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+COLUMNS = 16  # of a product with a step's rows on the right: what the tensor cores take at least
+
 
 @triton.jit
 def dot_bf16(b_left, b_right, acc, TENSOR_CORES: tl.constexpr):

@@ -18,7 +18,7 @@ from dsv4nb_kernels._launch import ROWS_MAX, columns, require, require_tensor, r
 
 BLOCK = 128  # columns that share a scale
 
-_PEAK_FLOOR = tl.constexpr(1e-4)  # blocks that are all but zero keep a finite scale
+PEAK_FLOOR = tl.constexpr(1e-4)  # blocks that are all but zero keep a finite scale
 # inner rows are stored 2^7 times as large: then float16 holds every step of the smallest scale, 2^-31, and 511
 INNER_SCALE = tl.constexpr(2.0**-7)
 _ROW_SHARE = tl.constexpr(2.0**-7)  # of a row's largest scale: 448 · 2^7 is the largest that float16 is asked to hold
@@ -49,9 +49,11 @@ class ExpertRows:
 
 
 @triton.jit
-def share_scale(b_codes, s_x):
+def share_scale(b_codes, s_x, FP8: tl.constexpr = True):
     """Put a row's blocks [B, 128] of codes under one scale: exact but for values below 2^-40 of the row's largest."""
-    s_row = tl.max(s_x, axis=0) * _ROW_SHARE
+    s_row = tl.max(s_x, axis=0)
+    if FP8:
+        s_row *= _ROW_SHARE
     return (b_codes.to(tl.float32) * (s_x * pow2_inverse(s_row))[:, None]).to(tl.float16), s_row
 
 
@@ -74,7 +76,7 @@ def _round_kernel(
         gdc_wait()
     b_x = tl.load(x_ptr + i_row * W + o_k, mask=o_k < W, other=0.0).to(tl.float32)
     b_peak = tl.max(tl.abs(b_x), axis=1)
-    s_x = pow2_at_least(tl.maximum(b_peak, _PEAK_FLOOR) * (1 / LARGEST))
+    s_x = pow2_at_least(tl.maximum(b_peak, PEAK_FLOOR) * (1 / LARGEST))
     b_codes = round_e4m3(b_x * pow2_inverse(s_x)[:, None])
     if SHARED_SCALE:
         b_values, s_row = share_scale(b_codes, s_x)
@@ -116,7 +118,7 @@ def round_lane(x):
     for i in tl.static_range(1, 8):
         b_peak = tl.maximum(b_peak, tl.abs(x[i].to(tl.float32, bitcast=True)))
     b_peak = tl.inline_asm_elementwise(_PEAK, "=f,f", [b_peak], tl.float32, is_pure=False, pack=1)
-    s_x = pow2_at_least(tl.maximum(b_peak, _PEAK_FLOOR) * (1 / LARGEST))
+    s_x = pow2_at_least(tl.maximum(b_peak, PEAK_FLOOR) * (1 / LARGEST))
     return tl.inline_asm_elementwise(
         _round_asm(),
         "=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f",

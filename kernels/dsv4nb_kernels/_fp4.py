@@ -37,7 +37,7 @@ _MAGNITUDES = (9, 6, 3, 0)
 
 _EXPONENT = tl.constexpr(0x7F800000)
 
-_DECODE = """and.b32 {r}0, {word}, 0x8E008E00;
+DECODE = """and.b32 {r}0, {word}, 0x8E008E00;
 shl.b32 {r}1, {word}, 3;
 and.b32 {r}1, {r}1, 0x8E008E00;
 and.b32 {r}2, {word}, 0x40384038;
@@ -51,8 +51,8 @@ and.b32 {r}3, {r}3, 0x8E008E00;
 # rows g and g + 8 of a lane's weights are A, its activations are B; the pair of products starts from zero
 _UNIT_PRODUCT = tl.constexpr(
     "{\n.reg .b32 a<4>, b<4>;\n.reg .f32 d<4>, z;\nmov.f32 z, 0f00000000;\n"
-    + _DECODE.format(r="a", word="$4")
-    + _DECODE.format(r="b", word="$5")
+    + DECODE.format(r="a", word="$4")
+    + DECODE.format(r="b", word="$5")
     + """mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d0,d1,d2,d3}, {a0,b0,a1,b1}, {$6,$7}, {z,z,z,z};
 mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d0,d1,d2,d3}, {a2,b2,a3,b3}, {$8,$9}, {d0,d1,d2,d3};
 mov.f32 $0, d0;
@@ -261,7 +261,7 @@ def product_plainly(b_low, b_high, p_even, p_odd):
 
 
 @triton.jit
-def _decode_plainly(p_row):
+def decode_plainly(p_row):
     """[lanes, 32] float32, 2^-14 of the values; `p_row`: [lanes] uint8 pointers to a unit's word in lane t = 0."""
     o_k = tl.arange(0, 32)[None, :]
     b_half = tl.load((p_row[:, None] + o_k // 8 * 16).to(tl.pointer_type(tl.int32))) >> (o_k % 2 * 16)
@@ -279,7 +279,7 @@ def add_fp4_unit_plainly(acc, p_codes, p_scales, p_even, p_odd, UNIT: tl.constex
     `product_plainly`.
     """
     p_row = p_codes + (UNIT // 4 * 1024 + UNIT % 4 * 4)
-    b_d = product_plainly(_decode_plainly(p_row), _decode_plainly(p_row + 512), p_even, p_odd)
+    b_d = product_plainly(decode_plainly(p_row), decode_plainly(p_row + 512), p_even, p_odd)
     p_scale = p_scales + (UNIT // 4 * 8 + UNIT % 4)
     s_low = (tl.load(p_scale).to(tl.int32) << 23).to(tl.float32, bitcast=True)
     s_high = (tl.load(p_scale + 4).to(tl.int32) << 23).to(tl.float32, bitcast=True)

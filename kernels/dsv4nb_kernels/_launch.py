@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 ROWS_MAX = 8  # rows of one step: the token columns of one tensor-core instruction
+CHUNK_ROWS_MAX = 4096  # rows of one chunk of a prompt, for kernels that a row passes alone
 ALIGNMENT = 16  # bytes of one lane's load
 TILE = 16  # rows of a matrix in one instruction
 STAGE = 256  # k of eight units: what one activation load of a single row covers
@@ -38,6 +39,15 @@ def require_tensor(
     require(tensor.is_contiguous(), f"{name} must be contiguous", f"strides {tensor.stride()}")
     require(device is None or tensor.device == device, f"{name} must be on {device}", tensor.device)
     require(tensor.data_ptr() % ALIGNMENT == 0, f"{name} must start on a {ALIGNMENT}-byte boundary", tensor.data_ptr())
+
+
+def require_few(count: int, name: str) -> None:
+    """Refuse a tensor whose places do not fit the 32 bits that a kernel counts them in.
+
+    Raises:
+        ValueError: it has 2^31 elements or more; take fewer rows at a time.
+    """
+    require(count < 1 << 31, f"{name} must have fewer than 2^31 elements: take fewer rows at a time", count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +129,8 @@ def runs_ptx(device: torch.device) -> bool:
     if device.type != "cuda" or triton.knobs.runtime.interpret:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def runs_wgmma(device: torch.device) -> bool:
+    """Return whether kernels on `device` may use Hopper's warpgroup products."""
+    return runs_ptx(device) and torch.cuda.get_device_capability(device)[0] == 9

@@ -4,7 +4,7 @@ Traffic    reads the parts of a product and writes a ring row each; of a row tha
            from the ring and writes an entry: latency-bound
 Grid       (T, 2n) for the source rows, then (T,); a program whose row ends no window has nothing to do
 Equality   a window is pooled from the ring, always as many rows at a time: an entry does not depend on how its rows
-           were grouped into steps
+           were grouped into steps or chunks
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from dsv4nb_kernels._index_values import hadamard_signs, round_fp4
 from dsv4nb_kernels._kv_rows import KV_BLOCK, inverse_rms, round_kv
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_tensor, runs_ptx
 from dsv4nb_kernels._rotary import require_angles, turn_tail
 from dsv4nb_kernels._rounded_rows import round_bf16
 from dsv4nb_kernels._turns import take_turn
 
-SOURCE_WARPS, POOL_WARPS = 4, 4
+SOURCE_WARPS = 4
 EAGER = True
 TOGETHER_MAX = 32  # rows of a window that are pooled at a time: all in the registers of a channel's thread
-LIMITS = {"source": Limits(registers=40), "pool": Limits(registers=176, shared_bytes=2048)}
+LIMITS = {"source": Limits(registers=40), "pool": Limits(registers=200, shared_bytes=4096)}
 
 Rounding = Literal["none", "kv", "index"]
 _ROUNDINGS: tuple[Rounding, ...] = ("none", "kv", "index")
@@ -42,7 +42,7 @@ def _source_kernel(
     offset_ptr,  # [r, 2 · halves · d] float32
     position_ptr,  # [1] int32
     ring_ptr,  # [C, 2 · halves · d] float32
-    T,  # int, 1 … 8
+    T,  # int, 1 … 4096
     RATIO: tl.constexpr,
     RING: tl.constexpr,
     LINE: tl.constexpr,
@@ -135,8 +135,8 @@ def compress(
     """Write a step's source rows into the ring, and the entries of the windows that it ends.
 
     Args:
-        product: [S, T, 2·n·d] float32, T from 1 to 8: parts, added from left to right; of a row first the values, then
-            the scores, n halves each. d is a power of two from 128 on.
+        product: [S, T, 2·n·d] float32, T from 1 to 4096: parts, added from left to right; of a row first the values,
+            then the scores, n halves each. d is a power of two from 128 on.
         offset: [r, 2·n·d] float32, added by the place in a window; n = 2, where windows overlap, for r = 4; else n = 1.
         position: [1] int32, of the first row; the others follow it.
         ring: [C, 2·n·d] float32, the rows of earlier steps, each at its position modulo C; C at least n·r + T.
@@ -154,7 +154,7 @@ def compress(
     require(product.ndim == 3 and product.shape[0] > 0, "product must be [S, T, N]", tuple(product.shape))
     splits, rows, line = product.shape
     device = product.device
-    require(1 <= rows <= ROWS_MAX, f"product must have 1 to {ROWS_MAX} rows", rows)
+    require(1 <= rows <= CHUNK_ROWS_MAX, f"product must have 1 to {CHUNK_ROWS_MAX} rows", rows)
     width = norm.shape[0]
     require(width >= 128 and width == triton.next_power_of_2(width), "norm must be a power of two from 128 on", width)
     halves, ratio = line // (2 * width), offset.shape[0]
@@ -182,7 +182,7 @@ def compress(
     _pool_kernel[(rows,)](
         position, ring, norm, cos, sin, entries, eps,
         **pool_constants(ratio, halves, held, width, tail, rounding, is_dependent),
-        **({"num_warps": POOL_WARPS, "launch_pdl": dependent} if is_ptx else {}),
+        **({"num_warps": pool_warps(ratio, halves), "launch_pdl": dependent} if is_ptx else {}),
     )  # fmt: skip
 
 
@@ -199,6 +199,11 @@ def source_constants(
         "DEPENDENT": dependent,
         "EAGER": EAGER,
     }
+
+
+def pool_warps(ratio: int, halves: int) -> int:
+    """Return the warps of a pooling program: more for windows that take several turns."""
+    return 8 if halves * ratio >= TOGETHER_MAX else 4
 
 
 def pool_constants(

@@ -1,9 +1,10 @@
 """How much each row of a step wants each compressed entry. Twin: `reference.index_scores`.
 
-Traffic    reads the C·d keys once for all rows; writes T·C float32: bandwidth-bound
-Grid       (C / keys,); a program scores its keys for one row after the other
-Equality   the product of a row has the shape [keys, d] x [d, Hi] whoever else is there: row i of a step is bitwise the
-           row alone, and an entry's score depends on the entry alone
+Traffic    reads the C·d keys once for all rows; writes T·C float32: bandwidth-bound. Of a chunk 2·T·C·Hi·d operations:
+           bound by the tensor cores
+Grid       (C / keys, T / rows); a program scores its keys for one row after the other
+Equality   the product of a row has the shape [keys, d] x [d, Hi] whoever else is there: row i of a step or a chunk is
+           bitwise the row alone, and an entry's score depends on the entry alone
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dsv4nb_kernels._dots import dot_bf16
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
 from dsv4nb_kernels._turns import take_turn
 
 KEYS = 128  # C is a multiple of it, as the twin's
@@ -33,20 +34,28 @@ class Tuning:
         keys: entries of one program, at most 128.
         warps: of one program.
         stages: rows whose queries are on their way at a time.
+        rows: of one program.
         eager: whether the next kernel may start before this one has waited itself.
     """
 
     keys: int = 128
     warps: int = 4
     stages: int = 1
+    rows: int = ROWS_MAX
     eager: bool = False
 
     def __str__(self) -> str:
-        return f"{self.keys} keys, {self.warps} warps, {self.stages} stages" + (", eager" if self.eager else "")
+        name = f"{self.keys} keys, {self.warps} warps, {self.stages} stages"
+        return name + ("" if self.rows == ROWS_MAX else f", {self.rows} rows") + (", eager" if self.eager else "")
 
 
-TUNING = Tuning()  # measured on an H200, see kernels/README.md
-LIMITS = Limits(registers=200, shared_bytes=49 * 1024)
+# measured on an H200, see kernels/README.md; a chunk's differs in nothing that a sum depends on
+TUNING = Tuning()
+CHUNK_TUNING = Tuning(stages=2, rows=32)
+LIMITS = {
+    "step": Limits(registers=200, shared_bytes=49 * 1024),
+    "chunk": Limits(registers=168, shared_bytes=68 * 1024),
+}
 
 
 @triton.jit(do_not_specialize=["T", "C"])
@@ -56,12 +65,14 @@ def _index_scores_kernel(
     weights_ptr,  # [S, T, Hi] float32
     visible_ptr,  # [T] int32
     scores_ptr,  # [T, C] float32
-    T,  # int, 1 … 8
+    T,  # int, 1 … 4096
     C,  # int, multiple of 128
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
     DEPENDENT: tl.constexpr,
     EAGER: tl.constexpr,
@@ -72,13 +83,15 @@ def _index_scores_kernel(
     o_d = tl.arange(0, WIDTH)
     p_query = query_ptr + o_head[None, :] * WIDTH + o_d[:, None]
     p_weights = weights_ptr + o_head
+    begin = tl.program_id(1) * ROWS
+    end = tl.minimum(begin + ROWS, T)
     take_turn(DEPENDENT, EAGER)
     visible = 0
-    for i in range(T):
+    for i in range(begin, end):
         visible = tl.maximum(visible, tl.load(visible_ptr + i))
     if first < visible:
         b_keys = tl.load(keys_ptr + o_key.to(tl.int64)[:, None] * WIDTH + o_d[None, :])
-        for i in range(T):
+        for i in tl.range(begin, end, num_stages=STAGES):
             b_weights = tl.load(p_weights + i * HEADS)
             for s in tl.static_range(1, SPLITS):
                 b_weights += tl.load(p_weights + (s * T + i) * HEADS)
@@ -100,17 +113,18 @@ def index_scores(
     """Sum relu(query · key) over the heads, weighted.
 
     Args:
-        query: [T, Hi, d] bfloat16, T from 1 to 8, Hi and d powers of two from 16 on.
-        keys: [C, d] bfloat16, C a multiple of 128.
+        query: [T, Hi, d] bfloat16, T from 1 to 4096, Hi and d powers of two from 16 on.
+        keys: [C, d] bfloat16, C a multiple of 128, T·C below 2^31: a long context takes a chunk in several calls.
         weights: [S, T, Hi] float32: the parts of the product that weighs the heads, added from left to right.
-        visible: [T] int32, entries that each row may see; columns from the largest of them on are left alone.
+        visible: [T] int32, entries that each row may see; columns from the largest of them on may be left alone.
         out: [T, C] float32 destination, for graph capture; allocated when None.
         dependent: start before the kernel that writes `query` has ended, and wait for it inside.
 
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
-    return launch(query, keys, weights, visible, TUNING, out=out, dependent=dependent)
+    cut = TUNING if query.shape[0] <= ROWS_MAX else CHUNK_TUNING
+    return launch(query, keys, weights, visible, cut, out=out, dependent=dependent)
 
 
 def launch(
@@ -128,7 +142,7 @@ def launch(
     require(query.ndim == 3, "query must be [T, Hi, d]", tuple(query.shape))
     rows, heads, width = query.shape
     device = query.device
-    require(1 <= rows <= ROWS_MAX, f"query must have 1 to {ROWS_MAX} rows", rows)
+    require(1 <= rows <= CHUNK_ROWS_MAX, f"query must have 1 to {CHUNK_ROWS_MAX} rows", rows)
     for name, size in (("heads", heads), ("channels", width)):
         require(size >= 16 and size == triton.next_power_of_2(size), f"{name} must be a power of two from 16 on", size)
     require_tensor(query, "query", (rows, heads, width), torch.bfloat16)
@@ -147,9 +161,10 @@ def launch(
     if out is None:
         out = torch.empty(rows, count, dtype=torch.float32, device=device)
     require_tensor(out, "out", (rows, count), torch.float32, device)
+    require_few(out.numel(), "out")
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
-    _index_scores_kernel[(count // cut.keys,)](
+    _index_scores_kernel[(count // cut.keys, triton.cdiv(rows, cut.rows))](
         query,
         keys,
         weights,
@@ -158,7 +173,7 @@ def launch(
         rows,
         count,
         **constants(heads, width, splits, cut, dependent and is_ptx, by_cores),
-        **({"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": dependent} if is_ptx else {}),
+        **({"num_warps": cut.warps, "launch_pdl": dependent} if is_ptx else {}),
     )
     return out
 
@@ -172,6 +187,8 @@ def constants(
         "WIDTH": width,
         "SPLITS": splits,
         "KEYS": cut.keys,
+        "ROWS": cut.rows,
+        "STAGES": cut.stages,
         "TENSOR_CORES": tensor_cores,
         "DEPENDENT": dependent,
         "EAGER": cut.eager,

@@ -2,7 +2,7 @@
 
 Traffic    reads the parts of a product and writes its rows once: latency-bound
 Grid       (T, 2) for the product that holds both low rows, (H, T) for the heads
-Equality   no program sees two rows: row i of a step is bitwise the row alone
+Equality   no program sees two rows: row i of a step or a chunk is bitwise the row alone
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels._chunk_rows import ChunkRows, require_chunk, to_places
+from dsv4nb_kernels._expert_rows import share_scale
 from dsv4nb_kernels._kv_rows import KV_BLOCK, inverse_rms, round_kv
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
 from dsv4nb_kernels._rotary import require_angles, turn_tail
 from dsv4nb_kernels._rounded_rows import RoundedRows, codes_of, require_rows, round_bf16
 from dsv4nb_kernels._turns import take_turn
@@ -47,7 +49,7 @@ def _norm_rope_rows_kernel(
     sin_ptr,  # [T, rd] float32
     slots_ptr,  # [T] int32
     codes_ptr,  # [T, L] float16
-    scales_ptr,  # [L/128, 8] float32
+    scales_ptr,  # [L/128, 8] float32, of a chunk [T]
     ring_ptr,  # [C, hd] bfloat16
     eps,  # float
     LATENT: tl.constexpr,
@@ -56,6 +58,7 @@ def _norm_rope_rows_kernel(
     SPLITS: tl.constexpr,
     ACT_FP8: tl.constexpr,
     KV_FP8: tl.constexpr,
+    CHUNK: tl.constexpr,
     DEPENDENT: tl.constexpr,
     EAGER: tl.constexpr,
 ):
@@ -69,8 +72,14 @@ def _norm_rope_rows_kernel(
         b_latent = round_bf16(b_latent_norm * (b_latent * inverse_rms(b_latent, LATENT, eps)))
         b_codes, s_latent = codes_of(tl.reshape(b_latent, [LATENT // 128, 128]), ACT_FP8)
         o_block = tl.arange(0, LATENT // 128)
-        tl.store(codes_ptr + i_row * LATENT + o_block[:, None] * 128 + tl.arange(0, 128)[None, :], b_codes)
-        tl.store(scales_ptr + o_block * 8 + i_row, s_latent)
+        o_code = o_block[:, None] * 128 + tl.arange(0, 128)[None, :]
+        if CHUNK:
+            b_codes, s_row = share_scale(b_codes, s_latent, ACT_FP8)
+            tl.store(codes_ptr + i_row * LATENT + o_code, to_places(b_codes, LATENT // 128))
+            tl.store(scales_ptr + i_row, s_row)
+        else:
+            tl.store(codes_ptr + i_row * LATENT + o_code, b_codes)
+            tl.store(scales_ptr + o_block * 8 + i_row, s_latent)
     else:
         o_d = tl.arange(0, WIDTH)
         b_norm = tl.load(kv_norm_ptr + o_d)
@@ -143,7 +152,62 @@ def norm_rope_rows(
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
-    splits, rows = _require_product(product)
+    rows = _require_product(product, ROWS_MAX)
+    latent = latent_norm.shape[0]
+    if out is None:
+        out = RoundedRows.empty(rows, latent, product.device)
+    require_rows(out, rows, latent, product.device)
+    given = (product, latent_norm, kv_norm, cos, sin, slots, ring)
+    _launch_rows(*given, (out.codes, out.scales), eps, act_fp8, kv_fp8, False, dependent)
+    return out
+
+
+def norm_rope_chunk(
+    product: Tensor,
+    latent_norm: Tensor,
+    kv_norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    ring: Tensor,
+    *,
+    eps: float,
+    act_fp8: bool,
+    kv_fp8: bool,
+    out: ChunkRows | None = None,
+    dependent: bool = False,
+) -> ChunkRows:
+    """`norm_rope_rows` for T from 1 to 4096 rows; the low query rows are left for the products of a chunk.
+
+    Raises:
+        ValueError: a shape, dtype, stride, device or alignment does not fit.
+    """
+    rows = _require_product(product, CHUNK_ROWS_MAX)
+    latent = latent_norm.shape[0]
+    if out is None:
+        out = ChunkRows.empty(rows, latent, product.device)
+    require_chunk(out, rows, latent, product.device)
+    given = (product, latent_norm, kv_norm, cos, sin, slots, ring)
+    _launch_rows(*given, (out.values, out.scales), eps, act_fp8, kv_fp8, True, dependent)
+    return out
+
+
+def _launch_rows(
+    product: Tensor,
+    latent_norm: Tensor,
+    kv_norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    ring: Tensor,
+    room: tuple[Tensor, Tensor],
+    eps: float,
+    act_fp8: bool,
+    kv_fp8: bool,
+    chunk: bool,
+    dependent: bool,
+) -> None:
+    splits, rows, _ = product.shape
     device = product.device
     latent, width = latent_norm.shape[0], kv_norm.shape[0]
     for name, size in (("latent_norm", latent), ("kv_norm", width)):
@@ -157,16 +221,12 @@ def norm_rope_rows(
     require((width - tail) % KV_BLOCK == 0, f"hd - rd must be a multiple of {KV_BLOCK}", (width, tail))
     require_tensor(slots, "slots", (rows,), torch.int32, device)
     require_tensor(ring, "ring", (ring.shape[0], width), torch.bfloat16, device)
-    if out is None:
-        out = RoundedRows.empty(rows, latent, device)
-    require_rows(out, rows, latent, device)
     is_ptx = runs_ptx(device)
     _norm_rope_rows_kernel[(rows, 2)](
-        product, latent_norm, kv_norm, cos, sin, slots, out.codes, out.scales, ring, eps,
-        **rows_constants(latent, width, tail, splits, act_fp8, kv_fp8, dependent and is_ptx),
+        product, latent_norm, kv_norm, cos, sin, slots, *room, ring, eps,
+        **rows_constants(latent, width, tail, splits, act_fp8, kv_fp8, chunk, dependent and is_ptx),
         **({"num_warps": WARPS["rows"], "launch_pdl": dependent} if is_ptx else {}),
     )  # fmt: skip
-    return out
 
 
 def norm_rope_heads(
@@ -182,7 +242,8 @@ def norm_rope_heads(
     """Divide each head by its rms, without a weight, and rotate it.
 
     Args:
-        product: [S, T, H · hd] float32, T from 1 to 8: parts, added from left to right; hd a power of two from 128 on.
+        product: [S, T, H · hd] float32, T from 1 to 4096: parts, added from left to right; hd a power of two from 128
+            on.
         cos, sin: [T, rd] float32: each angle stands twice, the sine of an even element is negated.
         heads: H.
         out: [T, H, hd] bfloat16 destination, for graph capture; allocated when None.
@@ -194,7 +255,8 @@ def norm_rope_heads(
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
-    splits, rows = _require_product(product)
+    rows = _require_product(product, CHUNK_ROWS_MAX)
+    splits = product.shape[0]
     device = product.device
     require(heads > 0 and product.shape[2] % heads == 0, "product must have whole heads", (product.shape[2], heads))
     width = product.shape[2] // heads
@@ -214,7 +276,14 @@ def norm_rope_heads(
 
 
 def rows_constants(
-    latent: int, width: int, tail: int, splits: int, act_fp8: bool, kv_fp8: bool, dependent: bool = True
+    latent: int,
+    width: int,
+    tail: int,
+    splits: int,
+    act_fp8: bool,
+    kv_fp8: bool,
+    chunk: bool = False,
+    dependent: bool = True,
 ) -> dict[str, int | bool]:
     """Return the compile-time arguments of the kernel of rows."""
     return {
@@ -224,6 +293,7 @@ def rows_constants(
         "SPLITS": splits,
         "ACT_FP8": act_fp8,
         "KV_FP8": kv_fp8,
+        "CHUNK": chunk,
         "DEPENDENT": dependent,
         "EAGER": EAGER,
     }
@@ -234,8 +304,9 @@ def heads_constants(heads: int, width: int, tail: int, splits: int, dependent: b
     return {"H": heads, "WIDTH": width, "TAIL": tail, "SPLITS": splits, "DEPENDENT": dependent, "EAGER": EAGER}
 
 
-def _require_product(product: Tensor) -> tuple[int, int]:
+def _require_product(product: Tensor, most: int) -> int:
     require(product.ndim == 3 and product.shape[0] > 0, "product must be [S, T, N]", tuple(product.shape))
-    splits, rows, _ = product.shape
-    require(1 <= rows <= ROWS_MAX, f"product must have 1 to {ROWS_MAX} rows", rows)
-    return splits, rows
+    rows = product.shape[1]
+    require(1 <= rows <= most, f"product must have 1 to {most} rows", rows)
+    require_few(product.numel(), "product")
+    return rows

@@ -2,7 +2,8 @@
 
 Traffic    reads the S parts of the gate's product once; writes K ids and weights a row: latency-bound
 Grid       (T,); one warp a row
-Equality   no program sees two rows: row i of a step is bitwise the row alone. Equal affinities: the lowest id first
+Equality   no program sees two rows: row i of a step or a chunk is bitwise the row alone. Equal affinities: the
+           lowest id first
 """
 
 # mypy: disable-error-code="assignment, no-untyped-def, untyped-decorator"
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_tensor, runs_ptx
 from dsv4nb_kernels._order import NEVER, ordered
 from dsv4nb_kernels._turns import take_turn
 
@@ -124,7 +125,7 @@ def route(
     """Choose k experts a row by biased affinity or from a table, and share `factor` among them.
 
     Args:
-        logits: [S, T, E] float32, T from 1 to 8, E at most 1024: the parts of the gate's product, added from left to
+        logits: [S, T, E] float32, T from 1 to 4096, E at most 1024: the parts of the gate's product, added from left to
             right.
         bias: [E] float32; shifts the choice and never the weights. -inf keeps an expert from being chosen as long as k
             others are left.
@@ -143,7 +144,7 @@ def route(
     require(logits.ndim == 3 and logits.shape[0] > 0, "logits must be [S, T, E]", tuple(logits.shape))
     splits, rows, experts = logits.shape
     device = logits.device
-    require(1 <= rows <= ROWS_MAX, f"logits must have 1 to {ROWS_MAX} rows", rows)
+    require(1 <= rows <= CHUNK_ROWS_MAX, f"logits must have 1 to {CHUNK_ROWS_MAX} rows", rows)
     require(1 <= k <= min(CHOICES_MAX, experts), f"k must be 1 to {min(CHOICES_MAX, experts)}", k)
     require(experts <= EXPERTS_MAX, f"logits must have at most {EXPERTS_MAX} experts", experts)
     require_tensor(logits, "logits", (splits, rows, experts), torch.float32)

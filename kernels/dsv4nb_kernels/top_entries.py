@@ -1,7 +1,7 @@
 """The best visible entries of each row of a step, exactly. Twin: `reference.top_entries`.
 
 Traffic    reads the visible scores once, from the L2, and those of the entries that are left in each further round
-Grid       (T, blocks) in each round; a program looks at one block of one row
+Grid       (T, blocks) in each round; a program looks at one block of one row, of a step as of a chunk
 Equality   no program sees two rows; the result is a set, in ascending order, and no sum of floats takes part in it
 
 Scores become integers that compare alike. A program keeps its block in registers and looks for a bound that few enough
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
 from dsv4nb_kernels._order import NEVER, ordered
 from dsv4nb_kernels._turns import take_turn
 
@@ -82,7 +82,14 @@ class Round(NamedTuple):
     warps: int
 
 
-TUNING = Tuning()  # measured on an H200, see kernels/README.md
+# measured on an H200, see kernels/README.md; the entries do not depend on the cut
+TUNING = Tuning()
+CHUNK_TUNING = Tuning(last=4096, warps=(4, 8))
+
+
+def tuning(rows: int) -> Tuning:
+    """Return how `rows` rows are cut."""
+    return TUNING if rows <= ROWS_MAX else CHUNK_TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +99,10 @@ class Scratch:
     rounds: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
-    def empty(cls, rows: int, count: int, k: int, device: torch.device, cut: Tuning = TUNING) -> Scratch:
+    def empty(cls, rows: int, count: int, k: int, device: torch.device, cut: Tuning | None = None) -> Scratch:
         """Return room for rows of `count` scores."""
+
+        cut = cut or tuning(rows)
 
         def ints(each: Round) -> Tensor:
             return torch.empty(rows, each.blocks * each.kept, dtype=torch.int32, device=device)
@@ -192,8 +201,8 @@ def top_entries(
     """Choose the k highest scores among the first `visible` of each row, ties to the lowest index.
 
     Args:
-        scores: [T, C] float32, T from 1 to 8, C at most 2^20, no NaN among what is visible; columns from `visible` on
-            may hold anything.
+        scores: [T, C] float32, T from 1 to 4096, C at most 2^20, T·C below 2^31, no NaN among what is visible; columns
+            from `visible` on may hold anything.
         visible: [T] int32.
         k: from 1 to 512; a block must hold four times what it may keep.
         scratch: room between the rounds, for graph capture; allocated when None.
@@ -206,7 +215,8 @@ def top_entries(
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
-    return launch(scores, visible, k, TUNING, scratch=scratch, out=out, dependent=dependent)
+    cut = tuning(scores.shape[0])
+    return launch(scores, visible, k, cut, scratch=scratch, out=out, dependent=dependent)
 
 
 def launch(
@@ -223,9 +233,10 @@ def launch(
     require(scores.ndim == 2, "scores must be [T, C]", tuple(scores.shape))
     rows, count = scores.shape
     device = scores.device
-    require(1 <= rows <= ROWS_MAX, f"scores must have 1 to {ROWS_MAX} rows", rows)
+    require(1 <= rows <= CHUNK_ROWS_MAX, f"scores must have 1 to {CHUNK_ROWS_MAX} rows", rows)
     require(0 < count <= ENTRIES_MAX, f"scores must have 1 to {ENTRIES_MAX} columns", count)
     require_tensor(scores, "scores", (rows, count), torch.float32)
+    require_few(rows * count, "scores")
     require_tensor(visible, "visible", (rows,), torch.int32, device)
     most = cut.block // (4 * cut.spare)
     require(1 <= k <= most, f"k must be 1 to {most}", k)

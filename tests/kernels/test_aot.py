@@ -26,21 +26,64 @@ PLAIN = (
     ("expand", "4 parts"),
     ("expand", "nothing to add"),
     ("expand", "head"),
+    ("expand", "chunk"),
+    ("expand", "joined"),
+    ("expand", "joined, pushed"),
+    ("peer_join", "1 part"),
+    ("peer_join", "4 parts"),
     ("collapse", "boundary"),
     ("collapse", "to experts"),
     ("route", "scores"),
     ("route", "table"),
     ("index_scores", "64x128"),
+    ("index_scores", "chunk"),
     ("top_entries", "16384"),
     ("top_entries", "65536"),
     ("norm_rope", "rows"),
     ("norm_rope", "heads"),
     ("index_rows", "64x128"),
+    ("index_rows", "chunk"),
     ("compress source", "4"),
     ("compress source", "128"),
     ("compress pool", "4"),
     ("compress pool", "128"),
     ("compress pool", "index"),
+    ("chunk_attention", "plain, window"),
+    ("chunk_attention", "plain, 4"),
+    ("chunk_attention", "plain, 128"),
+    ("chunk_attention", "lanes, window"),
+    ("chunk_attention", "lanes, 4"),
+    ("chunk_attention", "lanes, 128"),
+    ("bf16_chunk", "64x4096"),
+    ("bf16_chunk", "256x4096"),
+    ("bf16_chunk", "2048x4096"),
+    ("round_chunk", "fp8"),
+    ("round_chunk", "bf16"),
+    ("fp8_chunk", "lanes 16384x1024"),
+    ("fp8_chunk", "lanes 4096x4096"),
+    ("fp8_chunk", "lanes 1536x4096"),
+    ("fp8_chunk", "4096x4096"),
+    ("plan_chunk", "count"),
+    ("plan_chunk", "place"),
+    ("expert_up_chunk", "lanes routed"),
+    ("expert_up_chunk", "lanes shared"),
+    ("expert_up_chunk", "4096x1024"),
+    ("expert_down_chunk", "lanes routed"),
+    ("expert_down_chunk", "lanes shared"),
+    ("expert_down_chunk", "4096x1024"),
+    ("expert_down_chunk", "sum"),
+    ("collapse", "chunk"),
+    ("norm_rope", "chunk"),
+    ("tail", "head"),
+    ("tail", "best"),
+    ("tail", "panel"),
+    ("tail", "markov"),
+    ("tail", "process"),
+    ("tail", "search"),
+    ("tail", "fold"),
+    ("tail", "ties"),
+    ("tail", "race"),
+    ("tail", "finish"),
 )
 CAPABILITIES = {90: (1, 2, 4, 8), 100: (1, 8), 120: (1, 8)}  # and the numbers of token columns
 SYSTEM_SHARED = 1024  # bytes that a program of these architectures does not choose
@@ -62,7 +105,9 @@ def variants() -> list[tuple[str, str, int, int]]:
                 most = 2 if op == "expert_down early" else 8
                 found += [(op, f"{hidden}x{inner}", c, capability) for c in columns if c <= most]
     found += [("round_rows", "4 splits", 8, capability) for capability in CAPABILITIES]
-    return found + [(op, shape, 8, capability) for op, shape in PLAIN for capability in CAPABILITIES]
+    # the form of a kernel for Hopper alone
+    plain = [(op, shape, c) for op, shape in PLAIN for c in CAPABILITIES if c == 90 or not shape.startswith("lanes")]
+    return found + [(op, shape, 8, capability) for op, shape, capability in plain]
 
 
 def compile_variant(op: str, shape: str, columns: int, capability: int) -> dict[str, Any]:
@@ -154,16 +199,25 @@ def compile_plain(op: str, shape: str, capability: int) -> dict[str, Any]:
 def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int | bool], dict[str, int], Any]]:
     """Of each launch the kernel, the types of its run-time arguments, its constants, the options and the limits."""
     from dsv4nb_kernels import (
+        _chunk_attention_lanes,
+        _round_chunk,
+        bf16_chunk,
+        chunk_attention,
         compress,
         hyper_mix,
         index_rows,
         index_scores,
         norm_rope_write,
+        peer_join,
         route,
         sparse_attention,
         top_entries,
     )
 
+    if op == "tail":
+        return tail(shape)
+    if op in ("fp8_chunk", "plan_chunk", "expert_up_chunk", "expert_down_chunk"):
+        return [chunk_product(op, shape)]
     if op in ("attend", "combine"):
         heads, cut = int(shape.split("x")[0]), sparse_attention.TUNING
         splits = 128 // cut.keys, 512 // cut.keys
@@ -180,9 +234,12 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     if op in ("expand", "collapse"):
         mix = hyper_mix.TUNING
         if op == "expand":
-            n, parts = (4, 4) if shape == "head" else (24, 4 if shape == "4 parts" else 0)
+            n, parts = {"head": (4, 4), "nothing to add": (24, 0), "joined, pushed": (24, 1)}.get(shape, (24, 4))
             given = types("y stream post comb fn out parts", "fp32 bf16 fp32 fp32 fp32 bf16 fp32") | {"T": "i32"}
-            constants = hyper_mix.expand_constants(4096, n, parts, mix)
+            given |= types("theirs mine counts error", "i64 i64 i32 i32") | {"polls": "i32"}
+            together = hyper_mix.CHUNK_ROWS if shape == "chunk" else 1
+            joins = {"pushes": shape == "joined", "takes": shape.startswith("joined")}
+            constants = hyper_mix.expand_constants(4096, n, parts, mix, together, **joins)
             kernel, warps = hyper_mix._expand_kernel, mix.warps[0]
         else:
             given = types("stream parts scale base norm x codes scales", "bf16 fp32 fp32 fp32 fp32 bf16 fp16 fp32")
@@ -190,19 +247,26 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
                 "hc_eps": "fp32",
                 "norm_eps": "fp32",
             }
-            constants = hyper_mix.collapse_constants(4096, mix, 20, True, 8 if shape == "to experts" else 0)
+            columns, chunk = 8 if shape == "to experts" else 0, shape == "chunk"
+            constants = hyper_mix.collapse_constants(4096, mix, 20, True, columns, chunk)
             kernel, warps = hyper_mix._collapse_kernel, mix.warps[1]
-        return [(kernel, given, constants, {"num_warps": warps}, hyper_mix.LIMITS[op])]
+        limits = hyper_mix.CHUNK_LIMITS if shape == "chunk" else hyper_mix.LIMITS
+        return [(kernel, given, constants, {"num_warps": warps}, limits[op])]
+    if op == "peer_join":
+        given = types("parts theirs mine counts error out", "fp32 i64 i64 i32 i32 fp32") | {"T": "i32", "polls": "i32"}
+        constants = peer_join.constants(4096, int(shape.split()[0]))
+        return [(peer_join._peer_join_kernel, given, constants, {"num_warps": peer_join.WARPS}, peer_join.LIMITS)]
     if op == "route":
         given = types("logits bias table tokens experts weights", "fp32 fp32 i32 i32 i32 fp32") | {"factor": "fp32"}
         constants = route.constants(256, 6, 8, shape == "table")
         return [(route._route_kernel, given, constants, {"num_warps": route.WARPS}, route.LIMITS)]
     if op == "index_scores":
-        scores = index_scores.TUNING
+        scores = index_scores.CHUNK_TUNING if shape == "chunk" else index_scores.TUNING
         given = types("query keys weights visible scores", "bf16 bf16 fp32 i32 fp32") | {"T": "i32", "C": "i32"}
-        options = {"num_warps": scores.warps, "num_stages": scores.stages}
+        options = {"num_warps": scores.warps}
         constants = index_scores.constants(64, 128, 8, scores)
-        return [(index_scores._index_scores_kernel, given, constants, options, index_scores.LIMITS)]
+        limits = index_scores.LIMITS["chunk" if shape == "chunk" else "step"]
+        return [(index_scores._index_scores_kernel, given, constants, options, limits)]
     if op == "top_entries":
         top = top_entries.TUNING
         given = types("scores visible keys entries keys_out entries_out", "fp32 i32 i32 i32 i32 i32") | {"width": "i32"}
@@ -225,22 +289,146 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
             return [(compress._source_kernel, source, constants, options, compress.LIMITS[part])]
         width, rounding = (128, "index") if shape == "index" else (512, "kv")
         constants = compress.pool_constants(ratio, halves, 256, width, 64, rounding)
-        options = {"num_warps": compress.POOL_WARPS}
+        options = {"num_warps": compress.pool_warps(ratio, halves)}
         return [(compress._pool_kernel, pool, constants, options, compress.LIMITS[part])]
+    if op == "round_chunk":
+        given = types("x values scales", "fp32 fp16 fp32" if shape == "fp8" else "bf16 fp16 fp32")
+        constants = _round_chunk.constants(1, 4096 if shape == "fp8" else 32768, shape == "fp8")
+        kernel, options = _round_chunk._round_chunk_kernel, {"num_warps": _round_chunk.WARPS}
+        return [(kernel, given, constants, options, _round_chunk.LIMITS)]
+    if op == "chunk_attention":
+        form, kind = shape.split(", ")
+        ratio = 0 if kind == "window" else int(kind)
+        given = types("query ring entries places position sink", "bf16 bf16 bf16 i32 i32 fp32")
+        given |= types("cos sin out", "fp32 fp32 bf16") | {"held": "i32", "most": "i32", "scale": "fp32"}
+        cut, problem = chunk_attention.PLAIN, (128, ratio, ratio == 4, 32, 512, 64)
+        constants = chunk_attention.constants(cut, *problem)
+        kernel, options = chunk_attention._chunk_attention_kernel, {"num_warps": cut.warps}
+        if form == "lanes":
+            constants, cut = chunk_attention.lane_constants(*problem), chunk_attention.LANES
+            kernel, options = _chunk_attention_lanes.chunk_attention_lanes_kernel, {"num_warps": cut.warps}
+        return [(kernel, given, constants, options, chunk_attention.LIMITS[form])]
+    if op == "bf16_chunk":
+        n, k = map(int, shape.split("x"))
+        product = bf16_chunk.tuning(n, k)
+        given = types("x weights out", "bf16 bf16 fp32") | {"T": "i32"}
+        constants, options = bf16_chunk.constants(n, k, product), {"num_warps": product.warps}
+        return [(bf16_chunk._bf16_chunk_kernel, given, constants, options, bf16_chunk.LIMITS)]
     if op == "index_rows":
-        given = types("product cos sin out", "fp32 fp32 fp32 bf16")
-        constants = index_rows.constants(64, 128, 64, 1, True)
-        return [(index_rows._index_rows_kernel, given, constants, {"num_warps": index_rows.WARPS}, index_rows.LIMITS)]
-    limits = norm_rope_write.LIMITS[shape]
-    options = {"num_warps": norm_rope_write.WARPS[shape]}
-    if shape == "rows":
+        given = types("product cos sin out", "fp32 fp32 fp32 bf16") | {"T": "i32"}
+        together = index_rows.CHUNK_ROWS if shape == "chunk" else 1
+        constants, options = index_rows.constants(64, 128, 64, 1, True, together), {"num_warps": index_rows.WARPS}
+        return [(index_rows._index_rows_kernel, given, constants, options, index_rows.LIMITS)]
+    part = "heads" if shape == "heads" else "rows"
+    limits = norm_rope_write.LIMITS[part]
+    options = {"num_warps": norm_rope_write.WARPS[part]}
+    if part == "rows":
         given = types("product latent_norm kv_norm cos sin slots", "fp32 fp32 fp32 fp32 fp32 i32")
         given |= types("codes scales ring", "fp16 fp32 bf16") | {"eps": "fp32"}
-        constants = norm_rope_write.rows_constants(1024, 512, 64, 8, True, True)
+        constants = norm_rope_write.rows_constants(1024, 512, 64, 8, True, True, shape == "chunk")
         return [(norm_rope_write._norm_rope_rows_kernel, given, constants, options, limits)]
     given = types("product cos sin out", "fp32 fp32 fp32 bf16") | {"eps": "fp32"}
     constants = norm_rope_write.heads_constants(32, 512, 64, 1)
     return [(norm_rope_write._norm_rope_heads_kernel, given, constants, options, limits)]
+
+
+def tail(name: str) -> list[tuple[Any, dict[str, str], dict[str, int | bool], dict[str, int], Any]]:
+    """Likewise of what follows the last layer."""
+    from dsv4nb_kernels import _best, draw, head_argmax, markov_step
+    from dsv4nb_kernels._draw_rules import Stages
+
+    n, first = 129280, {"first_id": "i32"}
+    if name == "head":
+        head = head_argmax.TUNING
+        given = types("x weight logits parts sums", "bf16 bf16 fp32 i64 fp32") | {"T": "i32"} | first
+        constants, options = head_argmax.constants(n, 4096, head), {"num_warps": head.warps, "num_stages": head.stages}
+        return [(head_argmax._head_kernel, given, constants, options, head_argmax.LIMITS[name])]
+    if name == "best":
+        given, constants = types("parts values ids", "i64 fp32 i32"), _best.constants(n // head_argmax.TUNING.rows)
+        return [(_best._best_kernel, given, constants, {"num_warps": _best.WARPS}, _best.LIMITS)]
+    if name == "panel":
+        given = types("logits parts sums values ids log_sums", "fp32 i64 fp32 fp32 i32 fp32") | first
+        constants, options = (
+            head_argmax.panel_constants(n, 20, head_argmax.TUNING),
+            {"num_warps": head_argmax.PANEL_WARPS},
+        )
+        return [(head_argmax._panel_kernel, given, constants, options, head_argmax.LIMITS[name])]
+    if name == "markov":
+        given = (
+            types("base tokens in out logits parts", "fp32 i32 bf16 bf16 fp32 i64") | {"T": "i32", "V": "i32"} | first
+        )
+        constants, options = markov_step.constants(n, 256, markov_step.TUNING), {"num_warps": markov_step.TUNING.warps}
+        return [(markov_step._markov_kernel, given, constants, options, markov_step.LIMITS)]
+    search = types("row best numbers whole state", "fp32 i64 fp64 i64 i64")
+    given = {
+        "process": types(
+            "logits bias counts numbers row best sums bins copies", "fp32 fp64 i32 fp64 fp32 i64 fp32 i64 i64"
+        ),
+        "search": search | types("bins copies", "i64 i64"),
+        "fold": types("copies bins", "i64 i64"),
+        "ties": search | types("bins ties", "i64 i32"),
+        "race": search | types("ties raced", "i32 i64"),
+        "finish": types("logits numbers best raced sums ids log_probs", "fp32 fp64 i64 i64 fp32 i32 fp32"),
+    }[name]
+    everything = draw.launches(n, Stages(*[True] * 5), draw.TUNING)
+    return [
+        (draw.KERNELS[name], given, constants, draw.options(name, draw.TUNING), draw.LIMITS[name])
+        for launch, constants in everything
+        if launch == name
+    ]
+
+
+def chunk_product(op: str, shape: str) -> tuple[Any, dict[str, str], dict[str, int | bool], dict[str, int], Any]:
+    """A product of a chunk, or what its experts need beside."""
+    from dsv4nb_kernels import _chunk_lanes, _chunk_plan, expert_down_chunk, expert_up_chunk, fp8_chunk
+
+    lanes, on_hopper = shape.startswith("lanes"), {"num_warps": _chunk_lanes.WARPS}
+    if op == "fp8_chunk":
+        n, k = map(int, shape.split()[-1].split("x"))
+        given = types("words w_scales x x_scales out", "i32 fp32 fp16 fp32 fp32") | {"T": "i32"}
+        if lanes:
+            constants = fp8_chunk.lane_constants(n, k, 1, fp8_chunk.tuning(n, k))
+            return fp8_chunk._fp8_chunk_lanes_kernel, given, constants, on_hopper, fp8_chunk.LIMITS["lanes"]
+        constants = {"N": n, "K": k, "GROUPS": 1, **fp8_chunk.PLAIN}
+        options = fp8_chunk.PLAIN_OPTIONS
+        return fp8_chunk._fp8_chunk_kernel, given, constants, options, fp8_chunk.LIMITS["plain"]
+    if op == "plan_chunk":
+        options, limits = {"num_warps": _chunk_plan.WARPS}, _chunk_plan.LIMITS
+        if shape == "count":
+            given = types("experts counts", "i32 i32") | {"total": "i32"}
+            return _chunk_plan._count_kernel, given, {"READ": _chunk_plan.READ}, options, limits
+        given = types("experts counts order places ends tile_experts tile_places", "i32 i32 i32 i32 i32 i32 i32")
+        given |= {"total": "i32", "E": "i32", "M": "i32"}
+        constants = {"READ": _chunk_plan.READ, "ROWS": _chunk_plan.ROWS, "EXPERTS": 256}
+        return _chunk_plan._place_kernel, given, constants, options, limits
+    tiles = types("ends tile_experts tile_places", "i32 i32 i32") | {"T": "i32"}
+    if op == "expert_up_chunk":
+        shape_of = expert_up_chunk.constants(4096, 1024, 6)
+        given = tiles | types("x x_scales weights order out", "fp16 fp32 fp32 i32 fp16") | {"limit": "fp32"}
+        if lanes:
+            given |= types("words peaks scales", "i32 u8 fp32")
+            constants = shape_of | {"ROUTED": shape == "lanes routed"}
+            kernel: Any = expert_up_chunk._expert_up_chunk_lanes_kernel
+            return kernel, given, constants, on_hopper, expert_up_chunk.LIMITS["lanes"]
+        given |= types("routed shared shared_scales", "i32 i32 fp32")
+        options = expert_up_chunk.PLAIN_OPTIONS
+        return expert_up_chunk._expert_up_chunk_kernel, given, shape_of, options, expert_up_chunk.LIMITS["plain"]
+    if shape == "sum":
+        given = types("parts places out", "fp32 i32 fp32") | {"T": "i32"}
+        constants = {"HIDDEN": 4096, "CHOICES": 6, "CHOICES_MAX": _chunk_plan.CHOICES_MAX}
+        constants |= {"SUMMED": expert_down_chunk.SUMMED}
+        return expert_down_chunk._add_kernel, given, constants, {"num_warps": 4}, expert_down_chunk.LIMITS["sum"]
+    shape_of = expert_down_chunk.constants(4096, 1024, 6)
+    given = tiles | types("inner parts", "fp16 fp32")
+    if lanes:
+        given |= types("words peaks scales", "i32 u8 fp32")
+        constants = shape_of | {"R": expert_down_chunk.TUNING.rows, "ROUTED": shape == "lanes routed"}
+        kernel = expert_down_chunk._expert_down_chunk_lanes_kernel
+        return kernel, given, constants, on_hopper, expert_down_chunk.LIMITS["lanes"]
+    given |= types("routed shared shared_scales", "i32 i32 fp32")
+    constants = shape_of | {"N": expert_down_chunk.PLAIN_COLUMNS}
+    options = expert_down_chunk.PLAIN_OPTIONS
+    return expert_down_chunk._expert_down_chunk_kernel, given, constants, options, expert_down_chunk.LIMITS["plain"]
 
 
 @pytest.fixture(scope="module")

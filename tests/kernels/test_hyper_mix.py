@@ -126,13 +126,14 @@ def run(step: Step, cut: kernel.Tuning = CUT, act_fp8: bool = True) -> kernel.Bo
     """Holds the kernel to its own rows and to every element of them."""
     rows, _, width = step.stream.shape
     room = kernel.Boundary.empty(rows, width, step.stream.device, cut.channels)
-    for tensor in (room.stream, room.x, room.rounded.codes, room.rounded.scales, room.post, room.comb):
+    arranged = () if room.arranged is None else (room.arranged.values, room.arranged.scales)
+    for tensor in (room.stream, room.x, room.rounded.codes, room.rounded.scales, room.post, room.comb, *arranged):
         tensor.fill_(torch.nan)
     out = kernel.launch(
         step.y, step.stream, step.before, step.weights, cut, iterations=ITERATIONS, hc_eps=EPS, norm_eps=EPS,
         act_fp8=act_fp8, out=room,
     )  # fmt: skip
-    assert out.rounded.scales[:, rows:].isnan().all()
+    assert out.rounded.scales[:, len(out.rounded.codes) :].isnan().all()
     return out
 
 
@@ -168,6 +169,10 @@ def require_boundary(step: Step, out: kernel.Boundary) -> None:
 
 def rounded_values(out: kernel.Boundary) -> Tensor:
     rows = out.x.shape[0]
+    if out.arranged is not None:
+        # place 16i + 8h + 2t + e of 32 holds column 8t + 4i + 2h + e
+        places = out.arranged.values.double().unflatten(-1, (-1, 2, 2, 4, 2)).permute(0, 1, 4, 2, 3, 5)
+        return places.flatten(1) * out.arranged.scales[:, None]
     return out.rounded.codes.double() * out.rounded.scales[:, :rows].t().double().repeat_interleave(128, 1)
 
 
@@ -214,7 +219,16 @@ def test_the_rows_for_the_experts_are_those_that_they_round_themselves(rows: int
 @pytest.mark.kernels
 def test_m28_a_row_of_a_step_is_the_row_alone(place: torch.device) -> None:
     step = draw_step(4, 128, 2, place)
-    assert unequal_rows(step, lambda s: parts_of(run(s)), [[0, 1, 2, 3], [3, 1]]) == 0
+    assert unequal_rows(step, lambda s: parts_of(run(s)), [[0, 1, 2, 3], [3, 1], [0, 1, 2, 3] * 4 + [2, 0]]) == 0
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("act_fp8", [True, False])
+def test_a_chunk_hands_on_the_values_of_its_rows(act_fp8: bool, place: torch.device) -> None:
+    step = draw_step(9, 128, 1, place)
+    out = run(step, act_fp8=act_fp8)
+    exact = round_fp8(out.x.float().cpu(), 128) if act_fp8 else out.x.float().cpu()
+    assert torch.equal(rounded_values(out).cpu(), exact.double())
 
 
 @pytest.mark.kernels
@@ -245,10 +259,10 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
     step = draw_step(2, 128, 2, place)
     assert step.y is not None and step.before is not None
     weights, before = step.weights, step.before
-    nine = torch.zeros(9, 4, 128, dtype=torch.bfloat16, device=place)
+    many = torch.zeros(4097, 4, 128, dtype=torch.bfloat16, device=place)
     strided = torch.zeros(128, 4, 2, dtype=torch.bfloat16, device=place).permute(2, 1, 0)
     cases: list[tuple[Step, str]] = [
-        (replace(step, stream=nine), "stream must have 1 to 8 rows; got 9"),
+        (replace(step, stream=many), "stream must have 1 to 4096 rows; got 4097"),
         (replace(step, stream=step.stream[:, :3].contiguous()), r"stream must be \[T, 4, D\]"),
         (replace(step, stream=step.stream.float()), "stream must be torch.bfloat16"),
         (replace(step, stream=strided), "stream must be contiguous"),

@@ -92,7 +92,10 @@ def run(step: Step, cut: kernel.Tuning = CUT) -> Tensor:
     kernel.launch(step.query, step.keys, step.weights, step.visible, cut, out=room[1:-1])
     assert room[0].isnan().all() and room[-1].isnan().all()
     last = -(-int(step.visible.max()) // cut.keys) * cut.keys
-    assert not room[1:-1, :last].isnan().any() and room[1:-1, last:].isnan().all()
+    for first in range(0, rows, cut.rows):
+        band = room[1:-1][first : first + cut.rows]
+        own = -(-int(step.visible[first : first + cut.rows].max()) // cut.keys) * cut.keys
+        assert not band[:, :own].isnan().any() and band[:, own:].isnan().all()
     return room[1:-1, :last]
 
 
@@ -133,7 +136,11 @@ def test_the_kernel_leaves_what_nobody_sees(place: torch.device) -> None:
 
 @pytest.mark.kernels
 def test_m28_a_row_of_a_step_is_the_row_alone(place: torch.device) -> None:
-    assert unequal_rows(draw_step(4, 16, 32, 128, place), run, [[0, 1, 2, 3], [3, 1]]) == 0
+    step = draw_step(4, 16, 32, 128, place)
+    assert unequal_rows(step, run, [[0, 1, 2, 3], [3, 1]]) == 0
+    # of a chunk a program takes some rows, and its queries are on their way earlier
+    chunk = replace(CUT, rows=4, stages=3)
+    assert unequal_rows(step, lambda s: run(s, CUT if len(s.query) == 1 else chunk), [[0, 1, 2, 3] * 2 + [1]]) == 0
 
 
 @pytest.mark.kernels
@@ -150,9 +157,9 @@ def test_m28_a_sum_by_the_number_of_rows_is_caught(place: torch.device) -> None:
 @pytest.mark.kernels
 def test_the_kernel_refuses_by_name(place: torch.device) -> None:
     step = draw_step(2, 16, 32, 128, place)
-    nine = torch.zeros(9, 16, 32, dtype=torch.bfloat16, device=place)
+    many = torch.zeros(4097, 16, 32, dtype=torch.bfloat16, device=place)
     cases: list[tuple[Step, str]] = [
-        (replace(step, query=nine), "query must have 1 to 8 rows; got 9"),
+        (replace(step, query=many), "query must have 1 to 4096 rows; got 4097"),
         (replace(step, query=step.query[0]), r"query must be \[T, Hi, d\]"),
         (replace(step, query=step.query[:, :12].contiguous()), "heads must be a power of two from 16 on; got 12"),
         (replace(step, query=step.query[..., :8].contiguous()), "channels must be a power of two from 16 on; got 8"),
@@ -180,6 +187,11 @@ def test_m28_the_models_scores_are_exact_and_row_invariant() -> None:
     require_exact(step, run(step, kernel.TUNING))
     batches = [*(list(range(rows)) for rows in range(1, 9)), [5, 3, 0, 7, 1, 6]]
     assert unequal_rows(step, lambda s: run(s, kernel.TUNING), batches) == 0
+
+    def as_launched(s: Step) -> Tensor:
+        return kernel.index_scores(s.query, s.keys, s.weights, s.visible)
+
+    assert unequal_rows(step, as_launched, [[5, 3, 0, 7, 1, 6] * 25]) == 0
 
 
 @pytest.mark.gpu

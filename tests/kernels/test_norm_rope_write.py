@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dsv4nb_kernels import norm_rope_write as kernel
+from dsv4nb_kernels._chunk_rows import ChunkRows
 from dsv4nb_kernels._rounded_rows import RoundedRows
 from dsv4nb_kernels.reference._fp8 import round_fp8
 from dsv4nb_kernels.reference._norm import rms_norm
@@ -113,10 +114,19 @@ def run(step: Step, *, act_fp8: bool = True, kv_fp8: bool = True) -> list[Tensor
     """The latent rows, the written rows and the heads; holds the kernels to what they may write."""
     rows, device, width = step.low.shape[1], step.low.device, step.kv_norm.shape[0]
     ring = torch.full((RING, width), torch.nan, dtype=torch.bfloat16, device=device)
-    latent = kernel.norm_rope_rows(
-        step.low, step.latent_norm, step.kv_norm, step.cos, step.sin, step.slots, ring, eps=EPS, act_fp8=act_fp8,
+    make = kernel.norm_rope_rows if rows <= 8 else kernel.norm_rope_chunk
+    latent = make(
+        step.low,
+        step.latent_norm,
+        step.kv_norm,
+        step.cos,
+        step.sin,
+        step.slots,
+        ring,
+        eps=EPS,
+        act_fp8=act_fp8,
         kv_fp8=kv_fp8,
-    )  # fmt: skip
+    )
     written = ring[step.slots.long()]
     assert int(ring.isnan().sum()) == (RING - rows) * width and not written.isnan().any()
     count = step.heads.shape[2] // width
@@ -126,7 +136,11 @@ def run(step: Step, *, act_fp8: bool = True, kv_fp8: bool = True) -> list[Tensor
     return [values(latent), written, room[:-1]]
 
 
-def values(out: RoundedRows) -> Tensor:
+def values(out: RoundedRows | ChunkRows) -> Tensor:
+    if isinstance(out, ChunkRows):
+        # place 16i + 8h + 2t + e of 32 holds column 8t + 4i + 2h + e
+        places = out.values.double().unflatten(-1, (-1, 2, 2, 4, 2)).permute(0, 1, 4, 2, 3, 5)
+        return places.flatten(1) * out.scales[:, None]
     rows = out.codes.shape[0]
     return out.codes.double() * out.scales[:, :rows].t().double().repeat_interleave(128, 1)
 
@@ -189,6 +203,7 @@ def unequal_rows(step: Step, batches: list[list[int]]) -> int:
 @pytest.mark.kernels
 def test_m28_a_row_of_a_step_is_the_row_alone(place: torch.device) -> None:
     assert unequal_rows(draw_step(4, 2, place), [[0, 1, 2, 3], [3, 1]]) == 0
+    assert unequal_rows(draw_step(10, 2, place), [list(range(10))]) == 0
 
 
 @pytest.mark.kernels
@@ -227,6 +242,13 @@ def test_the_kernels_refuse_by_name(place: torch.device) -> None:
                 bad.low, bad.latent_norm, bad.kv_norm, bad.cos, bad.sin, bad.slots, target, eps=EPS, act_fp8=True,
                 kv_fp8=True,
             )  # fmt: skip
+    many = torch.zeros(1, 4097, 384, device=place)
+    given = (step.latent_norm, step.kv_norm, step.cos, step.sin, step.slots, ring)
+    with pytest.raises(ValueError, match="product must have 1 to 4096 rows; got 4097"):
+        kernel.norm_rope_chunk(many, *given, eps=EPS, act_fp8=True, kv_fp8=True)
+    with pytest.raises(ValueError, match="values must have shape"):
+        room = ChunkRows.empty(3, LATENT, place)
+        kernel.norm_rope_chunk(step.low, *given, eps=EPS, act_fp8=True, kv_fp8=True, out=room)
     for heads, named in ((5, "product must have whole heads"), (6, "hd must be a power of two from 128 on; got 64")):
         with pytest.raises(ValueError, match=named):
             kernel.norm_rope_heads(step.heads, step.cos, step.sin, heads=heads, eps=EPS)
@@ -240,6 +262,7 @@ def test_m28_the_models_rows_are_close_and_row_invariant() -> None:
     step = draw_step(8, 8, torch.device("cuda"), (1024, 512, 64), heads=32)
     require_twin(step, run(step), act_fp8=True, kv_fp8=True)
     assert unequal_rows(step, [*(list(range(rows)) for rows in range(1, 9)), [5, 3, 0, 7, 1, 6]]) == 0
+    assert unequal_rows(draw_step(16, 1, torch.device("cuda"), (1024, 512, 64), heads=32), [list(range(16))]) == 0
 
 
 @pytest.mark.gpu

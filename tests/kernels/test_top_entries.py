@@ -83,6 +83,8 @@ def test_the_kernel_matches_the_twin(count: int, k: int, place: torch.device) ->
     require_twin(scores, visible, k)
     if k <= 8:
         require_twin(scores, visible, k, WIDE)
+    if count < 1000:  # as a chunk
+        require_twin(scores.repeat(3, 1), visible.repeat(3), k)
 
 
 @pytest.mark.kernels
@@ -106,7 +108,7 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
     many = draw_scores(2, 512, place)
     cases: list[tuple[Tensor, Tensor, int, dict[str, object], str]] = [
         (scores[0], visible, 4, {}, r"scores must be \[T, C\]"),
-        (torch.zeros(9, 64, device=place), visible, 4, {}, "scores must have 1 to 8 rows; got 9"),
+        (torch.zeros(4097, 64, device=place), visible, 4, {}, "scores must have 1 to 4096 rows; got 4097"),
         (torch.zeros(1, 1 << 21, device=place), visible, 4, {}, "scores must have 1 to 1048576 columns; got 2097152"),
         (scores.double(), visible, 4, {}, "scores must be torch.float32"),
         (scores[:, :32], visible, 4, {}, "scores must be contiguous"),
@@ -134,6 +136,8 @@ def test_m28_the_models_entries_are_exact_and_each_rows_own(count: int) -> None:
     for row in range(8):
         alone = run(scores[row : row + 1].clone(), visible[row : row + 1].clone(), 512, kernel.TUNING)
         assert torch.equal(alone[0], together[row])
+    chunk = run(scores.repeat(20, 1), visible.repeat(20), 512, kernel.TUNING)
+    assert torch.equal(chunk, together.repeat(20, 1))
 
 
 @pytest.mark.gpu

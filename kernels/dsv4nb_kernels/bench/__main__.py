@@ -16,6 +16,7 @@ from dsv4nb_kernels import bench
 from dsv4nb_kernels.bench import _driver
 
 LAYER = "layer"  # of all operations in a row
+CHUNK = "chunk"  # the steps of a layer in prefill
 
 
 def operations() -> list[str]:
@@ -27,9 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print the table last, and write the numbers where asked."""
     parser = argparse.ArgumentParser(prog="python -m dsv4nb_kernels.bench", description=__doc__)
     parser.add_argument(
-        "--op", nargs="+", choices=[*operations(), LAYER], default=operations(), help="which; all when absent"
+        "--op", nargs="+", choices=[*operations(), LAYER, CHUNK], default=operations(), help="which; all when absent"
     )
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6], help="steps of this many rows")
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6, 2048], help="steps of this many rows")
     parser.add_argument("--shape", nargs="+", help="only these, as the table names them; all when absent")
     parser.add_argument("--quick", action="store_true", help="the product's arms and the peers, no other cuts")
     parser.add_argument("--best", type=int, default=2, help="how many of our arms to print besides the product's")
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     device = torch.device("cuda", torch.cuda.current_device())
     began = time.monotonic()
-    names = [f"_{op}" if op == LAYER else op for op in options.op]
+    names = [f"_{op}" if op in (LAYER, CHUNK) else op for op in options.op]
     modules = [importlib.import_module(f"{bench.__name__}.{name}") for name in names]
     arms = [arm for module in modules for arm in module.arms(device) if arm.rows in options.rows]
     arms = [arm for arm in arms if options.shape is None or arm.shape in options.shape]
@@ -56,7 +57,10 @@ def main(argv: list[str] | None = None) -> int:
         rows = [_row(timing) for timing in timings]
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(_driver.table(timings, options.best))
-    print(f"copy rate of this run: {timings[0].copy_tb_s:.2f} TB/s (read + written); {time.monotonic() - began:.0f} s")
+    dense = timings[0].dense_tflops
+    also = "" if dense is None else f"; dense bfloat16 rate (T: TFLOP/s and shares of it): {dense:.0f} TFLOP/s"
+    print(f"copy rate of this run: {timings[0].copy_tb_s:.2f} TB/s (read + written){also}; ", end="")
+    print(f"{time.monotonic() - began:.0f} s")
     return 0
 
 
@@ -70,8 +74,10 @@ def _row(timing: _driver.Timing) -> dict[str, str | float | None]:
         "bytes_read": arm.bytes_read,
         "us": timing.us,
         "tb_s": timing.tb_s,
+        "tflops": timing.tflops,
         "share": timing.share,
         "copy_tb_s": timing.copy_tb_s,
+        "dense_tflops": timing.dense_tflops,
         "is_product": arm.is_product,
         "is_peer": arm.is_peer,
         "note": timing.note,

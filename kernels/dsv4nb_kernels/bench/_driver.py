@@ -51,6 +51,9 @@ class Arm:
         is_peer: somebody else's kernel.
         copies: how many copies rotate; as many as `bytes_read` asks for when None. Few where an operation reads what
             the one before it has just written.
+        is_pair: it runs on GPUs 0 and 1 at a time; `launch(i)` does the part of the current device.
+        flop: of an operation that is bound by arithmetic, what one launch computes; the table then has TFLOP/s, and
+            shares of the dense bfloat16 rate.
     """
 
     op: str
@@ -64,6 +67,8 @@ class Arm:
     is_product: bool = False
     is_peer: bool = False
     copies: int | None = None
+    is_pair: bool = False
+    flop: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +79,14 @@ class Timing:
         us: one launch, microseconds; None when there is no valid time.
         copy_tb_s: the copy rate of this run, bytes read plus bytes written, 1e12 per second.
         note: why there is no time.
+        dense_tflops: the dense bfloat16 rate of this run, if an arm is measured by it.
     """
 
     arm: Arm
     us: float | None
     copy_tb_s: float
     note: str = ""
+    dense_tflops: float | None = None
 
     @property
     def tb_s(self) -> float | None:
@@ -87,8 +94,15 @@ class Timing:
         return None if self.us is None else self.arm.bytes_read / self.us / 1e6
 
     @property
+    def tflops(self) -> float | None:
+        """1e12 operations per second, of an arm that is measured by them."""
+        return None if self.us is None or self.arm.flop is None else self.arm.flop / self.us / 1e6
+
+    @property
     def share(self) -> float | None:
-        """`tb_s` as a fraction of the copy rate."""
+        """`tflops` as a fraction of the dense rate, or else `tb_s` as one of the copy rate."""
+        if self.tflops is not None and self.dense_tflops is not None:
+            return self.tflops / self.dense_tflops
         return None if self.tb_s is None else self.tb_s / self.copy_tb_s
 
 
@@ -125,9 +139,23 @@ def copy_rate(device: torch.device) -> float:
     target = torch.empty_like(source)
     rates = []
     for copy in (lambda _: target.copy_(source), lambda _: torch.bitwise_xor(source, 1, out=target)):
-        graph = _capture(copy, 1)
-        _replay_us(graph)
-        rates.append(2 * COPY_BYTES / statistics.median(_replay_us(graph) for _ in range(15)) / 1e6)
+        graphs = _capture(copy, 1)
+        _replay_us(graphs)
+        rates.append(2 * COPY_BYTES / statistics.median(_replay_us(graphs) for _ in range(15)) / 1e6)
+    return max(rates)
+
+
+def dense_rate(device: torch.device) -> float:
+    """Return the rate of a large bfloat16 product of random numbers, TFLOP/s: the better of two sizes."""
+    rates = []
+    for size in (8192, 4096):
+        left = torch.randn(size, size, device=device).bfloat16()
+        right = torch.randn(size, size, device=device).bfloat16()
+        out = torch.empty_like(left)
+        graphs = _capture(lambda _: torch.mm(left, right, out=out), 8192 // size * 4)  # noqa: B023 - captured at once
+        _replay_us(graphs)
+        us = statistics.median(_replay_us(graphs) for _ in range(9)) / (8192 // size * 4)
+        rates.append(2 * size**3 / us / 1e6)
     return max(rates)
 
 
@@ -139,6 +167,7 @@ def measure(arms: Sequence[Arm], device: torch.device, seconds: float) -> list[T
     """
     end = time.monotonic() + seconds
     copy_tb_s = copy_rate(device)
+    dense_tflops = dense_rate(device) if any(arm.flop is not None for arm in arms) else None
     graphs: dict[int, _Captured] = {}
     times: dict[int, list[float]] = {}
     notes: dict[int, str] = {}
@@ -151,7 +180,7 @@ def measure(arms: Sequence[Arm], device: torch.device, seconds: float) -> list[T
                 if round_ == 0:
                     graphs[i] = _prepare(arms[i])
                 captured = graphs[i]
-                times.setdefault(i, []).extend(_replay_us(captured.graph) / captured.launches for _ in range(REPLAYS))
+                times.setdefault(i, []).extend(_replay_us(captured.graphs) / captured.launches for _ in range(REPLAYS))
             except Exception as error:  # a peer that refuses a shape must not cost the other arms their run
                 notes[i] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return [
@@ -160,52 +189,66 @@ def measure(arms: Sequence[Arm], device: torch.device, seconds: float) -> list[T
             us=statistics.median(times[i]) if i in times and i not in notes else None,
             copy_tb_s=copy_tb_s,
             note=notes.get(i, "" if i in times else "not reached"),
+            dense_tflops=dense_tflops,
         )
         for i, arm in enumerate(arms)
     ]
 
 
+Graphs = list[torch.cuda.CUDAGraph]  # of every GPU that takes part, the measured one first
+
+
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    graphs: Graphs
     launches: int
-    launch: Launch  # owns the memory that the graph reads and writes
+    launch: Launch  # owns the memory that the graphs read and write
 
 
 def _prepare(arm: Arm) -> _Captured:
     """Check the arm, then capture its launches."""
+    if arm.is_pair and torch.cuda.device_count() < 2:
+        raise ValueError("needs two GPUs")
     if arm.check is not None:
         arm.check()
     count = arm.copies or copies(arm.bytes_read)
     launches = max(count, min(math.ceil(GRAPH_BYTES / arm.bytes_read), LAUNCHES_MAX), 4)
     launch = arm.make(count)
-    graph = _capture(launch, launches)
-    _replay_us(graph)
-    return _Captured(graph, launches, launch)
+    graphs = _capture(launch, launches, (0, 1) if arm.is_pair else (torch.cuda.current_device(),))
+    _replay_us(graphs)
+    return _Captured(graphs, launches, launch)
 
 
-def _capture(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch(0)  # compiles and loads outside of the capture
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # without torch.cuda.graph, which empties the allocator's cache for every arm
-    with torch.cuda.stream(stream):
-        graph.capture_begin()
-        try:
-            for i in range(launches):
-                launch(i)
-        finally:
-            graph.capture_end()
-    return graph
+def _capture(launch: Launch, launches: int, devices: Sequence[int] | None = None) -> Graphs:
+    streams = [torch.cuda.Stream(device) for device in devices or (torch.cuda.current_device(),)]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            launch(0)  # compiles and loads outside of the capture
+    for stream in streams:
+        stream.synchronize()
+    graphs = []
+    for stream in streams:
+        graph = torch.cuda.CUDAGraph()
+        # without torch.cuda.graph, which empties the allocator's cache for every arm
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            try:
+                for i in range(launches):
+                    launch(i)
+            finally:
+                graph.capture_end()
+        graphs.append(graph)
+    return graphs
 
 
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+def _replay_us(graphs: Graphs) -> float:
+    """Replay on every GPU; the time of the first, whose partner waits for it in the first join."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for graph in graphs[1:]:
+        graph.replay()
     start.record()
-    graph.replay()
+    graphs[0].replay()
     stop.record()
     stop.synchronize()
     return float(start.elapsed_time(stop)) * 1e3
@@ -222,7 +265,8 @@ def table(timings: Sequence[Timing], best: int) -> str:
                 continue
             numbers = " " * 20
             if timing.us is not None and timing.tb_s is not None and timing.share is not None:
-                numbers = f"{timing.us:7.2f} {timing.tb_s:5.2f} {timing.share:6.1%}"
+                rate = f"{timing.tb_s:5.2f}" if timing.tflops is None else f"{timing.tflops:4.0f}T"
+                numbers = f"{timing.us:7.2f} {rate} {timing.share:6.1%}"
             mark = "*" if timing.arm.is_product else " "
             note = f"  [{timing.note[:60]}]" if timing.note else ""
             lines.append(f"{op:<10} {shape:<14} {rows:>1} {numbers} {mark} {timing.arm.name}{note}")

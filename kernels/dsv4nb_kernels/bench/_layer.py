@@ -1,8 +1,8 @@
 """One layer of V4-Flash on one GPU of a pair, kernel after kernel, at 1K of context.
 
-Every launch of a decode or verify step but the two joins with the other GPU, whose parts are missing from the sums.
-Routes are given, so that a step has as many experts as independent rows name; everything else flows from kernel to
-kernel.
+Every launch of a decode or verify step. Where there are two GPUs, both run the layer and meet in its two joins;
+without them the other GPU's parts are missing from the sums. Routes are given, so that a step has as many experts as
+independent rows name; everything else flows from kernel to kernel.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from dsv4nb_kernels import (
     fp8_rows,
     hyper_mix,
     norm_rope_write,
+    peer_join,
     route,
     sparse_attention,
 )
 from dsv4nb_kernels._expert_weights import DownWeights, UpWeights
+from dsv4nb_kernels._peer import POLLS, Link, connect
 from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
 from dsv4nb_kernels.bench import expert_up as experts_bench
 from dsv4nb_kernels.bench._driver import Arm, Launch, random_words
@@ -45,24 +47,31 @@ KINDS: dict[str, tuple[tuple[tuple[int, int], ...], int]] = {
 # T, experts of the rows together: as many as independent rows name; and of six rows thirty, as `expert_up` is measured
 UNIONS = ((1, 6), (2, 12), (4, 23), (6, 34), (6, 30))
 
+# how the halves of a sublayer's output meet: not at all, in the boundary's first kernel, in a kernel of their own
+JOINS = {"none": "without the joins", "inside": "with the joins", "apart": "joins in kernels of their own"}
+PAIR = torch.device("cuda", 0), torch.device("cuda", 1)
+
 Step = Callable[[int], object]
 
 
 def arms(device: torch.device) -> list[Arm]:
-    """Return each kind of layer at every T."""
+    """Return each kind of layer at every T, with joins where there are two GPUs."""
     return [
         Arm(
             op=OP,
             shape=kind if distinct != 30 else f"{kind}, 30",
             rows=rows,
-            name="all kernels in a row",
+            name=name,
             bytes_read=_bytes(kind, distinct),
-            make=partial(_make, device, kind, rows, distinct),
-            check=partial(_check, device, kind, rows, distinct),
-            is_product=True,
+            make=partial(_make, device, kind, rows, distinct, joins),
+            check=partial(_check, device, kind, rows, distinct, joins),
+            is_product=joins != "apart",
+            is_pair=joins != "none",
         )
         for kind in KINDS
         for rows, distinct in UNIONS
+        for joins, name in JOINS.items()
+        if joins == "none" or torch.cuda.device_count() > 1
     ]
 
 
@@ -86,6 +95,8 @@ class _Bench:
     device: torch.device
     rows: int
     count: int
+    link: Link | None = None
+    joins: str = "none"
 
     def floats(self, *shape: int) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(sum(shape))
@@ -103,21 +114,59 @@ class _Bench:
         return [bf16_rows.Bf16Matrix(words=words[i], n=n, k=k) for i in range(self.count)]
 
 
-def _make(device: torch.device, kind: str, rows: int, distinct: int, count: int) -> Launch:
-    return _layer(device, kind, rows, distinct, count)[0]
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One GPU's layer, and the streams that it moves."""
+
+    launch: Launch
+    boundary: hyper_mix.Boundary
+    link: Link | None
 
 
-def _check(device: torch.device, kind: str, rows: int, distinct: int) -> None:
-    launch, boundary = _layer(device, kind, rows, distinct, 1)
-    before = boundary.stream.clone()
-    launch(0)
-    launch(0)
-    assert bool(boundary.x.isfinite().all()) and bool((boundary.x != 0).any(-1).all()), "rows that are no numbers"
-    assert not torch.equal(boundary.stream, before), "streams that stand still"
+def _make(device: torch.device, kind: str, rows: int, distinct: int, joins: str, count: int) -> Launch:
+    sides = _sides(device, kind, rows, distinct, joins, count)
+    return lambda i: sides[torch.cuda.current_device() if joins != "none" else 0].launch(i)
 
 
-def _layer(device: torch.device, kind: str, rows: int, distinct: int, count: int) -> tuple[Launch, hyper_mix.Boundary]:
-    bench = _Bench(device, rows, count)
+def _check(device: torch.device, kind: str, rows: int, distinct: int, joins: str) -> None:
+    sides = _sides(device, kind, rows, distinct, joins, 1)
+    before = sides[0].boundary.stream.clone()
+    for _ in range(2):
+        for side in sides:
+            _once(side)
+    for side in sides:
+        x = side.boundary.x.to(before.device)
+        assert bool(x.isfinite().all()) and bool((x != 0).any(-1).all()), "rows that are no numbers"
+        assert torch.equal(x, sides[0].boundary.x), "GPUs that differ"
+        assert side.link is None or not side.link.has_failed, "a join that gave up"
+    assert not torch.equal(sides[0].boundary.stream, before), "streams that stand still"
+
+
+def _once(side: _Side) -> None:
+    with torch.cuda.device(side.boundary.x.device):
+        side.launch(0)
+
+
+def _sides(device: torch.device, kind: str, rows: int, distinct: int, joins: str, count: int) -> list[_Side]:
+    if joins == "none":
+        return [_layer(_Bench(device, rows, count), kind, distinct)]
+    # first with joins that give up at once: nobody may wait for a kernel that is still being compiled
+    for polls, copies in ((1, 1), (POLLS, count)):
+        links = connect(HIDDEN, PAIR, polls=polls)
+        sides = [
+            _layer(_Bench(place, rows, copies, link, joins), kind, distinct)
+            for place, link in zip(PAIR, links, strict=True)
+        ]
+        if polls == 1:
+            for side in sides:
+                _once(side)
+        for place in PAIR:
+            torch.cuda.synchronize(place)
+    return sides
+
+
+def _layer(bench: _Bench, kind: str, distinct: int) -> _Side:
+    device, rows, count = bench.device, bench.rows, bench.count
     boundary = hyper_mix.Boundary.empty(rows, HIDDEN, device)
     boundary.post.fill_(0.5)
     boundary.comb.fill_(0.25)
@@ -136,7 +185,7 @@ def _layer(device: torch.device, kind: str, rows: int, distinct: int, count: int
         for step in steps:
             step(i % count)
 
-    return launch, boundary
+    return _Side(launch, boundary, bench.link)
 
 
 def _mix(
@@ -146,9 +195,14 @@ def _mix(
     fn = bench.floats(bench.count, n, hyper_mix.STREAMS * HIDDEN) * HIDDEN**-0.5
     ones, norm = torch.ones(n, device=bench.device), torch.ones(HIDDEN, device=bench.device)
     weights = [hyper_mix.HyperWeights(fn=fn[i], scale=ones, base=ones, norm=norm) for i in range(bench.count)]
+    link, halves = bench.link, y
+    if link is not None and bench.joins == "apart":
+        ours, y = link, torch.empty(1, bench.rows, HIDDEN, device=bench.device)
+        yield lambda i: peer_join.peer_join(halves, ours, out=y[0], dependent=True)
+        link = None
     yield lambda i: hyper_mix.hyper_mix(
         y, boundary.stream, boundary, weights[i], iterations=ITERATIONS, hc_eps=EPS, norm_eps=EPS, act_fp8=True,
-        spread=spread, out=boundary, dependent=True,
+        spread=spread, out=boundary, dependent=True, link=link,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -45,7 +46,7 @@ def resources(
     """Compile `kernel` for compute capability `capability` / 10.
 
     Args:
-        kernel: a `triton.jit` function; not one that the interpreter took over.
+        kernel: a `triton.jit` or `gluon.jit` function; not one that the interpreter took over.
         signature: types of the run-time arguments, such as {"x_ptr": "*bf16", "T": "i32"}; pointers count as aligned.
         constants: the compile-time arguments.
         options: the compiler's, such as {"num_warps": 2}.
@@ -56,7 +57,8 @@ def resources(
         for i, name in enumerate(kernel.arg_names)
         if signature.get(name, "").startswith("*")
     }
-    source = ASTSource(kernel, types, dict(constants), aligned)
+    kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = kind(kernel, types, dict(constants), aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

@@ -62,7 +62,8 @@ def _compile(shape: str, dependent: bool) -> None:
         **compress.source_constants(ratio, held, 2 * halves * WIDTH, WIDTH, _splits(shape), dependent),
     )  # fmt: skip
     compress._pool_kernel.warmup(
-        i32, f32, f32, f32, f32, torch.bfloat16, EPS, grid=(1,), num_warps=compress.POOL_WARPS, launch_pdl=dependent,
+        i32, f32, f32, f32, f32, torch.bfloat16, EPS, grid=(1,), num_warps=compress.pool_warps(ratio, halves),
+        launch_pdl=dependent,
         **compress.pool_constants(ratio, halves, held, WIDTH, TAIL, "kv", dependent),
     )  # fmt: skip
 

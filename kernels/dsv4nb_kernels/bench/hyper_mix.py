@@ -62,13 +62,13 @@ def _compile(shape: str, cut: Tuning, dependent: bool) -> None:
     splits, n = SHAPES[shape]
     f32, bf16 = torch.float32, torch.bfloat16
     hyper_mix._expand_kernel.warmup(
-        f32, bf16, f32, f32, f32, bf16, f32, 1, grid=(1,), num_warps=cut.warps[0], launch_pdl=dependent,
-        **hyper_mix.expand_constants(HIDDEN, n, splits, cut, dependent),
+        f32, bf16, f32, f32, f32, bf16, f32, 1, *[f32] * 4, 0, grid=(1,), num_warps=cut.warps[0], launch_pdl=dependent,
+        **hyper_mix.expand_constants(HIDDEN, n, splits, cut, dependent=dependent),
     )  # fmt: skip
     hyper_mix._collapse_kernel.warmup(
         bf16, f32, f32, f32, f32, bf16, torch.float16, f32, f32, f32, bf16, f32, EPS, EPS, grid=(1,),
         num_warps=cut.warps[1], launch_pdl=dependent,
-        **hyper_mix.collapse_constants(HIDDEN, cut, ITERATIONS, True, 0, dependent),
+        **hyper_mix.collapse_constants(HIDDEN, cut, ITERATIONS, True, dependent=dependent),
     )  # fmt: skip
 
 

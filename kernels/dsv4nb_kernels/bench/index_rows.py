@@ -45,8 +45,8 @@ def _own(device: torch.device, rows: int) -> Iterator[Arm]:
 def _compile(dependent: bool) -> None:
     f32 = torch.float32
     index_rows._index_rows_kernel.warmup(
-        f32, f32, f32, torch.bfloat16, grid=(1,), num_warps=index_rows.WARPS, launch_pdl=dependent,
-        **index_rows.constants(HEADS, WIDTH, TAIL, 1, True, dependent),
+        f32, f32, f32, torch.bfloat16, 1, grid=(1,), num_warps=index_rows.WARPS, launch_pdl=dependent,
+        **index_rows.constants(HEADS, WIDTH, TAIL, 1, True, dependent=dependent),
     )  # fmt: skip
 
 

@@ -58,8 +58,7 @@ def compile_scores(cut: Tuning, dependent: bool) -> None:
     """Fill Triton's cache."""
     bf16, f32 = torch.bfloat16, torch.float32
     index_scores._index_scores_kernel.warmup(
-        bf16, bf16, f32, torch.int32, f32, 1, 128, grid=(1,), num_warps=cut.warps,
-        num_stages=cut.stages, launch_pdl=dependent,
+        bf16, bf16, f32, torch.int32, f32, 1, 128, grid=(1,), num_warps=cut.warps, launch_pdl=dependent,
         **index_scores.constants(HEADS, WIDTH, SPLITS, cut, dependent),
     )  # fmt: skip
 

@@ -52,7 +52,7 @@ def _compile(shape: str, dependent: bool) -> None:
         norm_rope_write._norm_rope_rows_kernel.warmup(
             f32, f32, f32, f32, f32, torch.int32, f16, f32, bf16, EPS, grid=(1,), launch_pdl=dependent,
             num_warps=norm_rope_write.WARPS["rows"],
-            **norm_rope_write.rows_constants(LATENT, WIDTH, TAIL, SPLITS, True, True, dependent),
+            **norm_rope_write.rows_constants(LATENT, WIDTH, TAIL, SPLITS, True, True, dependent=dependent),
         )  # fmt: skip
     else:
         norm_rope_write._norm_rope_heads_kernel.warmup(
