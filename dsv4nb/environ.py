@@ -1,4 +1,4 @@
-"""The only reader of DSV4NB_* variables: each has a keyword of `load` as its twin, and the keyword wins.
+"""The only reader of the environment. Each DSV4NB_* variable has a keyword of `load` as its twin, and the keyword wins.
 
 DSV4NB_DEVICES    devices: cpu, or GPU ids such as 0,1
 DSV4NB_MAX_SEQ    max_seq: longest sequence, prompt and reply together
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Literal
 
 from dsv4nb.errors import RequestError
 
@@ -27,6 +28,15 @@ def devices() -> str | tuple[int, ...] | None:
     """
     text = os.environ.get(DEVICES)
     return None if text is None else parse_devices(text, DEVICES)
+
+
+def host() -> Literal["colab", "vscode", "jupyter", ""]:
+    """Return what kind of notebook started this process, "" when nothing tells."""
+    if "COLAB_RELEASE_TAG" in os.environ:
+        return "colab"
+    if any(name.startswith("VSCODE_") for name in os.environ):
+        return "vscode"
+    return "jupyter" if "JPY_SESSION_NAME" in os.environ or "JPY_PARENT_PID" in os.environ else ""
 
 
 def max_seq() -> int | None:

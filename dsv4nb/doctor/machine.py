@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-from collections.abc import Mapping
 
 import torch
 
-from dsv4nb import __version__
+from dsv4nb import __version__, environ
 
 Facts = tuple[tuple[str, str], ...]
 
 _COMPUTE = ("torch", "triton", "safetensors", "tokenizers", "llguidance")
 _NOTEBOOK = ("ipykernel", "ipywidgets", "anywidget", "jupyterlab", "notebook")
+_HOSTS = {
+    "colab": "Google Colab",
+    "vscode": "VS Code; a notebook that is not trusted shows the saved form of a panel",
+    "jupyter": "a Jupyter server; a notebook that is not trusted shows the saved form of a panel",
+    "": "no notebook that is known",
+}
 _SUBSHELLS = (7, 0)  # ipykernel from here on hears a panel while a cell runs
 _ROUTED = (7, 4)  # and from here on answers it where the last message was sent from
 
 
-def facts(environment: Mapping[str, str] = os.environ) -> Facts:
+def facts() -> Facts:
     """Return versions, devices and host as (label, text)."""
     return (
         ("dsv4nb", __version__),
@@ -27,7 +31,7 @@ def facts(environment: Mapping[str, str] = os.environ) -> Facts:
         ("arithmetic", _versions(_COMPUTE)),
         ("GPUs", _gpus()),
         ("notebook", _versions(_NOTEBOOK)),
-        ("host", _host(environment)),
+        ("host", _HOSTS[environ.host()]),
         ("panels", panels(_version("ipykernel"), _version("anywidget"))),
     )
 
@@ -44,16 +48,6 @@ def panels(kernel: str, widgets: str) -> str:
     if release < _ROUTED:
         return "clicks are heard while a cell runs; ipykernel before 7.4 can lose one: click again"
     return "clicks are heard while a cell runs; the route of answers is pinned"
-
-
-def _host(environment: Mapping[str, str]) -> str:
-    if "COLAB_RELEASE_TAG" in environment:
-        return "Google Colab"
-    if any(name.startswith("VSCODE_") for name in environment):
-        return "VS Code; a notebook that is not trusted shows the saved form of a panel"
-    if "JPY_SESSION_NAME" in environment or "JPY_PARENT_PID" in environment:
-        return "a Jupyter server; a notebook that is not trusted shows the saved form of a panel"
-    return "no notebook that is known"
 
 
 def _gpus() -> str:
