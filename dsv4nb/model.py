@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv4nb import environ
 from dsv4nb.checkpoint.identity import fingerprint_of
@@ -20,6 +20,7 @@ from dsv4nb.config import SamplerConfig, SpecConfig, parse_window
 from dsv4nb.contract import CONTRACTS, Contract
 from dsv4nb.encoding.constants import EFFORTS, Revision
 from dsv4nb.encoding.tokens import ChatTokenizer
+from dsv4nb.engine.gpus import require_one_gpu
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, RequestError
 from dsv4nb.handle import Model, Parts
 from dsv4nb.info import Capabilities, load_info
@@ -38,11 +39,16 @@ from dsv4nb.session.server import Server
 from dsv4nb.stream.loading import Loading
 from dsv4nb.weights.progress import LoadStep
 
+if TYPE_CHECKING:
+    from dsv4nb.engine.cpu import CpuEngine
+    from dsv4nb.engine.device import DeviceEngine
+
 __all__ = ["Model", "Parts", "load", "open_chat"]
 
 TOY = "toy"  # the bundled model, by this name instead of a path
 CPU_THREADS = 1
 CPU_MAX_SEQ = 4096  # a longer prompt takes minutes on a CPU before its first token
+GPU_MAX_SEQ = 32_768  # every chat that is open has caches for that many positions
 
 _TOY_FOLDER = Path(__file__).parent / "toy" / "model"
 
@@ -77,9 +83,9 @@ def load(
 
     Args:
         path: the folder that holds config.json, or "toy" for the bundled model.
-        devices: "cpu"; the environment's DSV4NB_DEVICES when None, else "cpu".
+        devices: "cpu", or the id of a GPU; the environment's DSV4NB_DEVICES when None, else "cpu".
         max_seq: longest sequence, prompt and reply together; the environment's DSV4NB_MAX_SEQ when None, else the
-            model's own, at most 4096.
+            model's own, at most 4096 on a CPU and 32768 on a GPU.
         contract: roundings of the arithmetic, instead of those that the checkpoint was published with.
         encoding: preview or v0731, for a checkpoint that does not tell.
         name: for people; the folder's when None.
@@ -104,7 +110,7 @@ def load(
     """
     started = time.monotonic()
     refuse_unknown(unknown, _LOAD_NAMES, "load()")
-    _require_cpu(environ.devices() if devices is None else environ.parse_devices(devices, "devices"))
+    gpu = _gpu(environ.devices() if devices is None else environ.parse_devices(devices, "devices"))
     override_contract = None if contract is None else _contract(contract)
     if encoding is not None and encoding not in EFFORTS:
         raise RequestError(f"encoding is {encoding!r}; it must be one of {', '.join(EFFORTS)}", param="encoding")
@@ -114,13 +120,15 @@ def load(
         loading.tell(LoadStep(phase="headers"))
         checkpoint = open_checkpoint(folder)
         loading.name = name = name or (TOY if is_toy else checkpoint.name)
-        room = _room(max_seq, checkpoint.config.max_position_embeddings)
+        most = CPU_MAX_SEQ if gpu is None else GPU_MAX_SEQ
+        room = _room(max_seq, checkpoint.config.max_position_embeddings, most)
         prefixes = Prefixes(budget_bytes=_mib("cache_mib", cache_mib), host_mib=host_cache_mib)
         spec = _spec(checkpoint, drafter, spec_depth, spec_window)
-        key = (_fingerprint(folder), room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
+        key = (_fingerprint(folder), gpu, room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
         assemble = partial(
             _assemble,
             checkpoint,
+            gpu,
             room,
             override_contract,
             encoding,
@@ -143,6 +151,7 @@ def load(
 
 def _assemble(
     checkpoint: Checkpoint,
+    gpu: int | None,
     room: int,
     contract: Contract | None,
     encoding: str | None,
@@ -161,18 +170,32 @@ def _assemble(
     recommended = _recommended(checkpoint.path)
     sampler = replace(SamplerConfig(), **recommended)  # type: ignore[arg-type]
     whose = "generation_config.json" if recommended else "DeepSeek's; the checkpoint names none"
-    chosen = contract or checkpoint.contract
     reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
-    from dsv4nb.engine.cpu import CpuEngine  # brings torch
+    engine: CpuEngine | DeviceEngine
+    if gpu is None:
+        from dsv4nb.engine.cpu import CpuEngine  # brings torch
 
-    engine = CpuEngine.from_checkpoint(
-        checkpoint,
-        contract=chosen,
-        drafter=spec is not None,
-        max_seq=room,
-        threads=CPU_THREADS,
-        on_progress=loading.tell,
-    )
+        chosen = contract or checkpoint.contract
+        engine = CpuEngine.from_checkpoint(
+            checkpoint,
+            contract=chosen,
+            drafter=spec is not None,
+            max_seq=room,
+            threads=CPU_THREADS,
+            on_progress=loading.tell,
+        )
+    else:
+        from dsv4nb.engine.device import DeviceEngine  # brings torch and Triton
+
+        engine = DeviceEngine.from_checkpoint(
+            checkpoint,
+            device=f"cuda:{gpu}",
+            contract=contract,
+            max_seq=room,
+            on_progress=loading.tell,
+        )
+        chosen = engine.contract
+        reason = f"{reason}; in bfloat16 between the roundings"
     loading.tell(replace(loading.step, phase="engine"))
     if needs_drafter and engine.draft_fault:
         raise CheckpointError(f"the drafter of {checkpoint.path} cannot run: {engine.draft_fault}", param="drafter")
@@ -185,7 +208,7 @@ def _assemble(
         defaults=f"temperature {sampler.temperature:g}, top_p {sampler.top_p:g} ({whose})",
         drafter=f"DSpark, {engine.block_size} drafts a round" if spec is not None else f"none: {no_drafter}",
         max_seq=room,
-        device="CPU",
+        device="CPU" if gpu is None else f"GPU {gpu}",
         threads=CPU_THREADS,
         load_s=time.monotonic() - started,
     )
@@ -247,9 +270,9 @@ def _fingerprint(folder: Path) -> tuple[object, ...]:
     return (folder, *((path.name, stat.st_size, stat.st_mtime_ns) for path in files for stat in (path.stat(),)))
 
 
-def _require_cpu(devices: str | tuple[int, ...] | None) -> None:
-    if devices not in (None, environ.CPU):
-        raise RequestError(f"devices is {devices!r}; this version runs on 'cpu' only", param="devices")
+def _gpu(devices: str | tuple[int, ...] | None) -> int | None:
+    """Return the id of the GPU to run on, None for the CPU."""
+    return require_one_gpu(devices) if isinstance(devices, tuple) else None
 
 
 def _mib(name: str, value: object) -> int:
@@ -266,11 +289,11 @@ def _contract(name: str) -> Contract:
     return CONTRACTS[name]
 
 
-def _room(max_seq: int | None, declared: int) -> int:
+def _room(max_seq: int | None, declared: int, most: int) -> int:
     """Return the longest sequence: the keyword's, else the environment's, else what the model declares."""
     asked = environ.max_seq() if max_seq is None else max_seq
     if asked is None:
-        return min(declared, CPU_MAX_SEQ)
+        return min(declared, most)
     low = SLACK + 2  # one token of prompt and one of reply
     if isinstance(asked, bool) or not isinstance(asked, int) or not low <= asked <= declared:
         name = environ.MAX_SEQ if max_seq is None else "max_seq"

@@ -33,9 +33,12 @@ def test_m04_the_keyword_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSV4NB_DEVICES", "broken")
     load("toy", devices="cpu").close()
     load("toy", devices=["cpu"]).close()
-    for given in ("0,1", (0, 1), 0):
-        with pytest.raises(RequestError, match="this version runs on 'cpu' only"):
+    for given in ("0,1", (0, 1)):
+        with pytest.raises(RequestError, match="devices is 0,1; this version runs on one GPU or on 'cpu'"):
             load("toy", devices=given)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(RequestError, match=r"devices is 0; torch .* here; devices='cpu' runs everywhere"):
+        load("toy", devices=0)
     with pytest.raises(RequestError, match=r"devices is \(0, 0\); each GPU can be named once"):
         load("toy", devices=(0, 0))
 
@@ -59,6 +62,21 @@ def test_m07_keyword_over_environment_over_checkpoint(monkeypatch: pytest.Monkey
     monkeypatch.setenv("DSV4NB_MAX_SEQ", "1000000")
     with pytest.raises(RequestError, match="DSV4NB_MAX_SEQ is 1000000; it must be an integer from 98 to 4096"):
         load("toy")
+
+
+@pytest.mark.parametrize(
+    ("variables", "host"),
+    [
+        ({"COLAB_RELEASE_TAG": "x", "JPY_PARENT_PID": "1"}, "colab"),
+        ({"VSCODE_CWD": "/"}, "vscode"),
+        ({"JPY_SESSION_NAME": "a.ipynb"}, "jupyter"),
+        ({"JPY_PARENT_PID": "1"}, "jupyter"),
+        ({"HOME": "/"}, ""),
+    ],
+)
+def test_what_started_the_kernel(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], host: str) -> None:
+    monkeypatch.setattr("os.environ", variables)
+    assert environ.host() == host
 
 
 def test_only_one_module_reads_the_environment() -> None:

@@ -16,12 +16,23 @@ from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.contract import Contract
 from dsv4nb.engine.blocks import Pools
 from dsv4nb.engine.cache import layout, state_bytes
+from dsv4nb.engine.checks import (
+    all_or_nothing,
+    memory_errors,
+    require_commit,
+    require_few_rows,
+    require_pos,
+    require_snapshot,
+    require_state,
+    require_tokens,
+    run_chunks,
+)
 from dsv4nb.engine.drafter import Drafter
 from dsv4nb.engine.forward import Forward
 from dsv4nb.engine.holdings import Holdings
 from dsv4nb.engine.memory import DeviceBytes
 from dsv4nb.engine.prefill import chunk_plan
-from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot
+from dsv4nb.engine.protocol import ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot
 from dsv4nb.engine.rings import DraftRings
 from dsv4nb.engine.snapshot import CpuSnapshot, capture_state, dump_arrays, load_arrays, restore_state
 from dsv4nb.engine.state import CpuState
@@ -103,7 +114,7 @@ class CpuEngine:
 
     def new_state(self) -> CpuState:
         """Make an empty sequence at position 0."""
-        with _memory():
+        with memory_errors():
             return self._holdings.state(CpuState(self._config, self._pools, self._rings()))
 
     def draft(self, state: DecodeState, pending: int, choose: ChooseDraft) -> Proposal:
@@ -128,29 +139,24 @@ class CpuEngine:
     ) -> Prefilled:
         """Append `tokens` to `state` in chunks and commit them; see the protocol."""
         forward, own = self._ready(state, tokens)
+
+        def run(part: Sequence[int], is_last: bool) -> Tensor | None:
+            if is_last:
+                return forward.last_row(own, part)
+            forward.fill(own, part)
+            return None
+
         chunks = chunk_plan(own.pos, len(tokens))
-        logits = None
-        with self._running(), _all_or_nothing(own):
-            for first, last in chunks:
-                if should_stop is not None and should_stop():
-                    raise Cancelled
-                part = tokens[first:last]
-                if last < len(tokens):
-                    forward.fill(own, part)
-                else:
-                    logits = forward.last_row(own, part)
-                own.commit(len(part))
-                if on_progress is not None:
-                    on_progress(last, len(tokens))
+        with self._running(), all_or_nothing(own):
+            logits = run_chunks(own, tokens, chunks, run, should_stop=should_stop, on_progress=on_progress)
         assert logits is not None
         return Prefilled(logits=logits.numpy().copy(), pos=own.pos, computed=len(tokens))
 
     def forward_rows(self, state: DecodeState, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Run 1 … MAX_ROWS rows without committing them; see the protocol."""
-        if len(tokens) > MAX_ROWS:
-            raise EngineError(f"forward_rows got {len(tokens)} rows; at most {MAX_ROWS} fit", param="tokens")
+        require_few_rows(tokens)
         forward, own = self._ready(state, tokens)
-        with self._running(), _all_or_nothing(own):
+        with self._running(), all_or_nothing(own):
             return np.asarray(forward.rows(own, tokens).numpy()).copy()
 
     @contextmanager
@@ -171,8 +177,7 @@ class CpuEngine:
     def commit(self, state: DecodeState, n: int) -> None:
         """Keep the first `n` rows of the last `forward_rows`."""
         own = self._own(state)
-        if not 0 <= n <= own.pending:
-            raise EngineError(f"commit({n}): the last forward left {own.pending} rows", param="n")
+        require_commit(n, own.pending)
         own.commit(n)
 
     def capture(self, state: DecodeState) -> CpuSnapshot:
@@ -199,8 +204,7 @@ class CpuEngine:
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]], pos: int) -> CpuSnapshot:
         """Make a snapshot of what `dump` returned; see the protocol."""
-        if not isinstance(pos, int) or not 0 <= pos <= self._max_seq:
-            raise EngineError(f"pos {pos} is no position from 0 to max_seq {self._max_seq}", param="pos")
+        require_pos(pos, self._max_seq)
         with self._running():
             return self._holdings.snapshot(load_arrays(arrays, pos, self._config, self._pools, self._rings))
 
@@ -237,17 +241,7 @@ class CpuEngine:
     def _ready(self, state: DecodeState, tokens: Sequence[int]) -> tuple[Forward, CpuState]:
         """Check a call before anything is touched."""
         forward, own = self._open(), self._own(state)
-        if len(tokens) == 0:
-            raise EngineError("no tokens to run", param="tokens")
-        if own.pos + len(tokens) > self._max_seq:
-            raise EngineError(
-                f"{len(tokens)} tokens after {own.pos} committed ones pass max_seq {self._max_seq}; "
-                "shorten the prompt or load with a larger max_seq",
-                param="tokens",
-            )
-        if not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-            bad = next(token for token in tokens if not 0 <= token < self.vocab_size)
-            raise EngineError(f"token id {bad} is outside the vocabulary of {self.vocab_size}", param="tokens")
+        require_tokens(tokens, own.pos, self._max_seq, self.vocab_size)
         return forward, own
 
     def _open(self) -> Forward:
@@ -256,19 +250,10 @@ class CpuEngine:
         return self._forward
 
     def _own(self, state: DecodeState, *, even_released: bool = False) -> CpuState:
-        if not isinstance(state, CpuState) or state.pools is not self._pools:
-            raise EngineError(f"the state is a {type(state).__name__}; it must come from this engine's new_state()")
-        if state.is_released and not even_released:
-            raise EngineError(f"the state at position {state.pos} was released; take a new one")
-        return state
+        return require_state(state, CpuState, lambda own: own.pools is self._pools, even_released=even_released)
 
     def _held(self, snapshot: Snapshot) -> CpuSnapshot:
-        if not isinstance(snapshot, CpuSnapshot) or snapshot.pools is not self._pools:
-            what = type(snapshot).__name__
-            raise EngineError(f"the snapshot is a {what}; it must come from this engine's capture() or load()")
-        if snapshot.is_released:
-            raise EngineError(f"the snapshot at position {snapshot.pos} was released; keep it until it is restored")
-        return snapshot
+        return require_snapshot(snapshot, CpuSnapshot, lambda own: own.pools is self._pools)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -277,29 +262,8 @@ class CpuEngine:
         if before != self._threads:
             torch.set_num_threads(self._threads)
         try:
-            with torch.inference_mode(), _memory():
+            with torch.inference_mode(), memory_errors():
                 yield
         finally:
             if before != self._threads:
                 torch.set_num_threads(before)
-
-
-@contextmanager
-def _all_or_nothing(state: CpuState) -> Iterator[None]:
-    """Let no rows of a forward stay pending that did not come to its end, head included."""
-    try:
-        yield
-    except BaseException:
-        state.pending = 0
-        raise
-
-
-@contextmanager
-def _memory() -> Iterator[None]:
-    """Raise what torch says when the machine has no memory left as what Python says."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise MemoryError(str(error)) from error

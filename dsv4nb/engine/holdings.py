@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 from weakref import WeakSet
 
 from torch import Tensor
@@ -14,32 +15,46 @@ from dsv4nb.engine.memory import CLASSES, ClassBytes, DeviceBytes
 from dsv4nb.engine.snapshot import CpuSnapshot
 from dsv4nb.engine.state import CpuState
 
+State = TypeVar("State")
+Held = TypeVar("Held")
 
-class Holdings:
-    """The states and snapshots of one engine that are alive."""
 
-    def __init__(self, pools: Pools, *, has_drafter: bool) -> None:
-        self._pools, self._has_drafter = pools, has_drafter
-        self._states: WeakSet[CpuState] = WeakSet()
-        self._snapshots: WeakSet[CpuSnapshot] = WeakSet()
+class Living(Generic[State, Held]):
+    """The states and snapshots of one engine, as long as they are alive."""
+
+    def __init__(self) -> None:
+        self._states: WeakSet[State] = WeakSet()
+        self._snapshots: WeakSet[Held] = WeakSet()
         self._lock = threading.Lock()
 
-    def state(self, state: CpuState) -> CpuState:
+    def state(self, state: State) -> State:
         """Count a state as long as it is alive."""
         with self._lock:
             self._states.add(state)
         return state
 
-    def snapshot(self, snapshot: CpuSnapshot) -> CpuSnapshot:
+    def snapshot(self, snapshot: Held) -> Held:
         """Count a snapshot as long as it is alive."""
         with self._lock:
             self._snapshots.add(snapshot)
         return snapshot
 
+    def both(self) -> tuple[list[State], list[Held]]:
+        """Return the states and the snapshots; from any thread."""
+        with self._lock:
+            return list(self._states), list(self._snapshots)
+
+
+class Holdings(Living[CpuState, CpuSnapshot]):
+    """What the caches of a CPU engine take."""
+
+    def __init__(self, pools: Pools, *, has_drafter: bool) -> None:
+        super().__init__()
+        self._pools, self._has_drafter = pools, has_drafter
+
     def count(self, device: str) -> DeviceBytes:
         """Return the bytes by class."""
-        with self._lock:
-            states, snapshots = list(self._states), list(self._snapshots)
+        states, snapshots = self.both()
         rings = dict.fromkeys(CLASSES, 0)
         for name, nbytes in (*_of_states(states), *_of_snapshots(snapshots)):
             rings[name] += nbytes

@@ -17,11 +17,9 @@ import torch
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.engine.blocks import BlockTable, Pools
 from dsv4nb.engine.cache import ENTRY_BLOCK, VALUE_BYTES, Part, live_parts
+from dsv4nb.engine.checks import require_arrays
 from dsv4nb.engine.rings import DraftRings
 from dsv4nb.engine.state import Buffer, CpuState, read_rows, write_rows
-from dsv4nb.errors import EngineError
-
-_DTYPE = np.dtype(np.float32)
 
 
 class CpuSnapshot:
@@ -107,7 +105,8 @@ def load_arrays(
         EngineError: as `Engine.load` says; nothing was allocated.
     """
     rings = make_rings()
-    _check(arrays, list(live_parts(config, pos, has_drafter=rings is not None)), pos)
+    expected = list(live_parts(config, pos, has_drafter=rings is not None))
+    require_arrays(arrays, expected, pos, lambda part: np.float32)
     state = CpuState(config, pools, rings)
     state.reserve(pos)
     _stand_at(state, pos)
@@ -123,21 +122,6 @@ def _stand_at(state: CpuState, pos: int) -> None:
     state.pos = pos
     if state.rings is not None:
         state.rings.upto = pos
-
-
-def _check(arrays: Mapping[str, npt.NDArray[Any]], expected: list[Part], pos: int) -> None:
-    names = [part.name for part in expected]
-    if missing := [name for name in names if name not in arrays]:
-        raise EngineError(f"arrays without {', '.join(missing)}; this layout has {len(names)}", param=missing[0])
-    if unknown := sorted(arrays.keys() - set(names)):
-        raise EngineError(f"arrays with {', '.join(unknown)}; this layout has none of that name", param=unknown[0])
-    for part in expected:
-        found = arrays[part.name]
-        if not isinstance(found, np.ndarray) or found.shape != part.shape or found.dtype != _DTYPE:
-            what = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-            raise EngineError(
-                f"the array {part.name} at position {pos} is {_DTYPE} {list(part.shape)}; found {what}", param=part.name
-            )
 
 
 def _share(table: BlockTable, part: Part) -> BlockTable:

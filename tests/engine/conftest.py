@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+# before any kernel module is imported: the decorator decides what a kernel is
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.contract import FP32_PLAIN, Contract
@@ -45,3 +52,19 @@ def make_engine(checkpoint: Checkpoint, weights: Weights) -> MakeEngine:
 def prompt(checkpoint: Checkpoint) -> list[int]:
     """Enough ids for every cut; the frozen vocabulary has 256."""
     return [(37 * i + 11) % (checkpoint.config.vocab_size - 8) + 8 for i in range(500)]
+
+
+@pytest.fixture
+def indexed_by_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets loops of interpreted kernels run over counts: numpy makes no int of the arrays that stand for scalars."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels are compiled here, not interpreted")
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_index(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_index)

@@ -1,0 +1,192 @@
+"""One trunk layer on one GPU: the same order of operations as `layer`, each a kernel launched after the other.
+
+Nothing here waits for the device, allocates after the first time, or looks at a value: a run can be captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.contract import Contract
+from dsv4nb.engine.device_caches import EntryCache, LayerCaches
+from dsv4nb.engine.step import Room, StepInputs
+from dsv4nb.weights.kernel_shapes import PLACES, KernelShapes
+from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer, RankLayer
+from dsv4nb_kernels import (
+    bf16_rows,
+    compress,
+    expert_down,
+    expert_up,
+    fp8_rows,
+    hyper_mix,
+    index_rows,
+    index_scores,
+    norm_rope_write,
+    route,
+    sparse_attention,
+    top_entries,
+)
+from dsv4nb_kernels._expert_rows import ExpertRows
+from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
+from dsv4nb_kernels.bf16_rows import Bf16Matrix
+from dsv4nb_kernels.fp8_rows import Fp8Matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What the kernels of one forward of T rows share.
+
+    Attributes:
+        boundary: the residual streams and the next sublayer's input.
+        spread: the same input for the experts.
+    """
+
+    config: ModelConfig
+    contract: Contract
+    shapes: KernelShapes
+    inputs: StepInputs
+    boundary: hyper_mix.Boundary
+    spread: ExpertRows
+    room: Room
+
+    @property
+    def rows(self) -> int:
+        """T."""
+        return self.inputs.tokens.shape[0]
+
+    def mix(self, y: Tensor | None, weights: hyper_mix.HyperWeights, *, for_experts: bool = False) -> None:
+        """Add a sublayer's output [S, T, D] to the streams, nothing when None, and make the next one's input."""
+        hyper_mix.hyper_mix(
+            y, self.boundary.stream, None if y is None else self.boundary, weights,
+            iterations=self.config.hc_sinkhorn_iters, hc_eps=self.config.hc_eps, norm_eps=self.config.rms_norm_eps,
+            act_fp8=self.contract.act_fp8, spread=self.spread if for_experts else None,
+            out=self.boundary, dependent=True,
+        )  # fmt: skip
+
+    def fp8(self, name: str, rows: RoundedRows, matrix: Fp8Matrix, groups: int = 1) -> Tensor:
+        """Multiply; the result [S, T, N] is called `name`."""
+        out = self.room.tensor(name, fp8_rows.tuning(matrix.n, matrix.k).splits, self.rows, matrix.n)
+        return fp8_rows.fp8_rows(rows, matrix, groups=groups, out=out, dependent=True)
+
+    def bf16(self, name: str, x: Tensor, matrix: Bf16Matrix) -> Tensor:
+        """Multiply likewise."""
+        return bf16_rows.bf16_rows(x, matrix, out=self.product(name, matrix), dependent=True)
+
+    def product(self, name: str, matrix: Bf16Matrix) -> Tensor:
+        """Return where `bf16` puts a product of that name: [S, T, N]."""
+        return self.room.tensor(name, bf16_rows.tuning(matrix.n, matrix.k).splits, self.rows, matrix.n)
+
+
+def run_layer(step: Step, y: Tensor | None, weights: RankLayer, caches: LayerCaches) -> Tensor:
+    """Run one layer, writing its caches.
+
+    Args:
+        y: [S, T, D], the output of the sublayer before, which the streams still lack; None before the first layer.
+
+    Returns:
+        [S, T, D], this layer's last output.
+    """
+    step.mix(y, weights.hyper_attention)
+    y = _attend(step, weights.attention, caches)
+    step.mix(y, weights.hyper_experts, for_experts=True)
+    return _mix_experts(step, weights.experts)
+
+
+def _attend(step: Step, weights: RankAttention, caches: LayerCaches) -> Tensor:
+    config, contract, inputs, room = step.config, step.contract, step.inputs, step.room
+    rows, shapes, eps = step.rows, step.shapes, step.config.rms_norm_eps
+    cos, sin, back = inputs.turn(is_compressed=weights.compressor is not None)
+    product = step.fp8("down", step.boundary.rounded, weights.down)
+    latent = room.rounded("latent", rows, shapes.latent)
+    norm_rope_write.norm_rope_rows(
+        product, weights.q_norm, weights.kv_norm, cos, sin, inputs.slots, caches.window,
+        eps=eps, act_fp8=contract.act_fp8, kv_fp8=contract.kv_fp8, out=latent, dependent=True,
+    )  # fmt: skip
+    entries = _entries(step, latent, weights, caches)
+    flat = step.fp8("query", latent, weights.query)
+    query = room.tensor("heads", rows, shapes.heads, config.head_dim, dtype=torch.bfloat16)
+    norm_rope_write.norm_rope_heads(flat, cos, sin, heads=shapes.heads, eps=eps, out=query, dependent=True)
+    window = sparse_attention.Keys(cache=caches.window, places=inputs.window)
+    places = inputs.window.shape[1] + (0 if entries is None else entries.places.shape[1])
+    mixed = room.rounded("mixed", rows, shapes.heads * config.head_dim)
+    sparse_attention.sparse_attention(
+        query, window, entries, weights.sink, cos, back, scale=config.head_dim**-0.5,
+        partials=room.partials(rows, places // PLACES, shapes.heads, config.head_dim), out=mixed, dependent=True,
+    )  # fmt: skip
+    low = step.fp8("groups", mixed, weights.groups, shapes.groups)
+    rounded = room.rounded("low", rows, weights.out.k)
+    round_rows(low, act_fp8=contract.act_fp8, out=rounded, dependent=True)
+    return step.fp8("attended", rounded, weights.out)
+
+
+def _entries(
+    step: Step, latent: RoundedRows, weights: RankAttention, caches: LayerCaches
+) -> sparse_attention.Keys | None:
+    """Write the entries and index keys that the rows complete, and list what each row reads."""
+    if weights.compressor is None or caches.compressor is None:
+        return None
+    kv_rounding: compress.Rounding = "kv" if step.contract.kv_fp8 else "none"
+    _pool(step, weights.compressor, caches.compressor, kv_rounding)
+    places = step.inputs.windows[caches.compressor.shape.ratio].places
+    if weights.indexer is not None and caches.indexer is not None:
+        index_rounding: compress.Rounding = "index" if step.contract.index_fp4 else "none"
+        _pool(step, weights.indexer.compressor, caches.indexer, index_rounding)
+        places = _pick(step, latent, weights.indexer, caches.indexer)
+    assert places is not None
+    return sparse_attention.Keys(cache=caches.compressor.entries, places=places)
+
+
+def _pool(step: Step, weights: RankCompressor, cache: EntryCache, rounding: compress.Rounding) -> None:
+    """Write source rows, and the entries of the windows that they complete."""
+    product = step.bf16("source", step.boundary.x, weights.source)
+    cos, sin, _ = step.inputs.windows[cache.shape.ratio].turn
+    compress.compress(
+        product, weights.offset, step.inputs.position, cache.source, weights.norm, cos, sin, cache.entries,
+        eps=step.config.rms_norm_eps, rounding=rounding, dependent=True,
+    )  # fmt: skip
+
+
+def _pick(step: Step, latent: RoundedRows, weights: RankIndexer, cache: EntryCache) -> Tensor:
+    """Choose entries for each row: [T, index_topk] int32 ascending, -1 where a row sees fewer."""
+    config, inputs, room, rows = step.config, step.inputs, step.room, step.rows
+    cos, sin, _ = inputs.turn(is_compressed=True)
+    heads, visible = step.shapes.index_heads, inputs.windows[cache.shape.ratio].visible
+    flat = step.fp8("index query", latent, weights.query)
+    query = room.tensor("index heads", rows, heads, config.index_head_dim, dtype=torch.bfloat16)
+    index_rows.index_rows(flat, cos, sin, heads=heads, index_fp4=step.contract.index_fp4, out=query, dependent=True)
+    shares = step.bf16("index shares", step.boundary.x, weights.heads)
+    count = cache.entries.shape[0]
+    scores = room.tensor("scores", rows, count)
+    index_scores.index_scores(query, cache.entries, shares, visible, out=scores, dependent=True)
+    rounds = top_entries.TUNING.rounds(count, config.index_topk)[:-1]
+    scratch = top_entries.Scratch(
+        rounds=tuple(
+            (
+                room.tensor(f"top keys {i}", rows, each.blocks * each.kept, dtype=torch.int32),
+                room.tensor(f"top entries {i}", rows, each.blocks * each.kept, dtype=torch.int32),
+            )
+            for i, each in enumerate(rounds)
+        )
+    )
+    picked = room.tensor("picked", rows, config.index_topk, dtype=torch.int32)
+    return top_entries.top_entries(scores, visible, config.index_topk, scratch=scratch, out=picked, dependent=True)
+
+
+def _mix_experts(step: Step, weights: RankExperts) -> Tensor:
+    config, room, rows, k = step.config, step.room, step.rows, step.config.num_experts_per_tok
+    logits = step.bf16("gate", step.boundary.x, weights.gate)
+    chosen = room.tensor("experts", rows, k, dtype=torch.int32), room.tensor("shares", rows, k)
+    route.route(
+        logits, bias=weights.bias, table=weights.table, tokens=None if weights.table is None else step.inputs.tokens,
+        k=k, factor=config.routed_scaling_factor, out=chosen, dependent=True,
+    )  # fmt: skip
+    lines = rows * (k + 1) + 1
+    inner = room.tensor("inner", lines, weights.up.inner)
+    expert_up.expert_up(step.spread, *chosen, weights.up, limit=config.swiglu_limit, out=inner, dependent=True)
+    rounded = room.tensor("inner rounded", lines, weights.up.inner, dtype=torch.float16)
+    out = room.tensor("moved", rows, config.hidden_size)
+    return expert_down.expert_down(inner, chosen[0], weights.down, rounded=rounded, out=out, dependent=True)[None]

@@ -1,0 +1,204 @@
+"""Stored tensors of one block → what its kernels read; pure but for the device that the tensors are on.
+
+Codes keep their bits. What is added is zeros: heads, groups, columns and experts that a model smaller than V4-Flash
+lacks (`kernel_shapes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dsv4nb.checkpoint.config import LayerKind, ModelConfig
+from dsv4nb.errors import CheckpointError
+from dsv4nb.weights.kernel_shapes import KernelShapes
+from dsv4nb.weights.packing import FP8_TILE
+from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer, RankLayer
+from dsv4nb_kernels import bf16_rows, fp8_rows
+from dsv4nb_kernels._expert_weights import DownWeights, UpWeights, pack_down, pack_up
+from dsv4nb_kernels.hyper_mix import HyperWeights
+
+Stored = tuple[Tensor, Tensor]  # a matrix's codes and its e8m0 bytes, uint8
+
+EXPERTS_AT_ONCE = 16  # packing takes several times the room of what it packs
+_ONE = 127  # the e8m0 byte of 1
+
+
+class StoredBlock:
+    """The tensors of one block, by their names inside it.
+
+    Args:
+        tensors: "attn.wq_a.weight" and so on, as the file has them.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def raw(self, name: str) -> Tensor:
+        """Return a tensor as it is stored."""
+        return self._tensors[name]
+
+    def floats(self, name: str) -> Tensor:
+        """Return a tensor of numbers as float32."""
+        return self._tensors[name].to(torch.float32)
+
+    def bf16(self, name: str) -> Tensor:
+        """Return a matrix that the kernels read as bfloat16.
+
+        Raises:
+            CheckpointError: it is stored in another format.
+        """
+        found = self._tensors[name]
+        if found.dtype != torch.bfloat16:
+            raise CheckpointError(f"{name} is stored as {found.dtype}; the GPU engine reads bfloat16", param=name)
+        return found
+
+    def matrix(self, name: str) -> Stored:
+        """Return the codes and scales of a quantised projection.
+
+        Raises:
+            CheckpointError: it is stored without scales.
+        """
+        if f"{name}.scale" not in self:
+            raise CheckpointError(f"{name}.weight has no scale; the GPU engine reads FP8 projections", param=name)
+        return self._tensors[f"{name}.weight"], self._tensors[f"{name}.scale"]
+
+
+def pack_layer(
+    block: StoredBlock, config: ModelConfig, shapes: KernelShapes, *, kind: LayerKind, ratio: int
+) -> RankLayer:
+    """Pack one block.
+
+    Raises:
+        CheckpointError: a tensor is stored in a format that the kernels do not read.
+        ValueError: a pack function refuses a tensor.
+    """
+    return RankLayer(
+        kind=kind,
+        ratio=ratio,
+        hyper_attention=pack_hyper(block, config, "hc_attn", "attn_norm.weight"),
+        attention=_attention(block, config, shapes, ratio),
+        hyper_experts=pack_hyper(block, config, "hc_ffn", "ffn_norm.weight"),
+        experts=_experts(block, config, shapes),
+    )
+
+
+def pack_hyper(block: StoredBlock, config: ModelConfig, name: str, norm: str) -> HyperWeights:
+    """Pack the coefficients of a boundary, with one scale for each row of them."""
+    fn, scale = block.floats(f"{name}_fn"), block.floats(f"{name}_scale")
+    parts = [config.hc_mult, config.hc_mult, config.hc_mult**2] if len(scale) == 3 else [fn.shape[0]]
+    return HyperWeights(
+        fn=fn.contiguous(),
+        scale=scale.repeat_interleave(torch.tensor(parts, device=scale.device)),
+        base=block.floats(f"{name}_base").contiguous(),
+        norm=block.floats(norm).contiguous(),
+    )
+
+
+def _attention(block: StoredBlock, config: ModelConfig, shapes: KernelShapes, ratio: int) -> RankAttention:
+    latent, width, heads = config.q_lora_rank, config.head_dim, config.num_attention_heads
+    low = _wider_mean(_grown(block.matrix("attn.wq_a"), shapes.latent, config.hidden_size), latent, shapes.latent)
+    grown = shapes.groups * config.o_lora_rank
+    per_group = shapes.heads * width // shapes.groups
+    q_norm = block.floats("attn.q_norm.weight")
+    return RankAttention(
+        down=_fp8(_below(low, block.matrix("attn.wkv"))),
+        q_norm=pad(q_norm * math.sqrt(latent / shapes.latent), (0, shapes.latent - latent)),
+        kv_norm=block.floats("attn.kv_norm.weight").contiguous(),
+        query=_fp8(_grown(block.matrix("attn.wq_b"), shapes.heads * width, shapes.latent)),
+        sink=pad(block.floats("attn.attn_sink"), (0, shapes.heads - heads)),
+        groups=_fp8(_grown(block.matrix("attn.wo_a"), grown, per_group)),
+        out=_fp8(_grown(block.matrix("attn.wo_b"), config.hidden_size, grown)),
+        compressor=_compressor(block, "attn.compressor.") if ratio else None,
+        indexer=_indexer(block, config, shapes) if ratio == 4 else None,
+    )
+
+
+def _compressor(block: StoredBlock, name: str) -> RankCompressor:
+    scores = block.floats(f"{name}ape")
+    source = torch.cat((block.bf16(f"{name}wkv.weight"), block.bf16(f"{name}wgate.weight")))
+    return RankCompressor(
+        source=bf16_rows.pack(source),
+        offset=torch.cat((torch.zeros_like(scores), scores), 1),
+        norm=block.floats(f"{name}norm.weight").contiguous(),
+    )
+
+
+def _indexer(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> RankIndexer:
+    query = _grown(block.matrix("attn.indexer.wq_b"), shapes.index_heads * config.index_head_dim, shapes.latent)
+    heads = block.bf16("attn.indexer.weights_proj.weight")
+    return RankIndexer(
+        query=_fp8(query),
+        heads=bf16_rows.pack(pad(heads, (0, 0, 0, shapes.index_heads - heads.shape[0]))),
+        compressor=_compressor(block, "attn.indexer.compressor."),
+    )
+
+
+def _experts(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> RankExperts:
+    missing = shapes.experts - config.n_routed_experts
+    gate = pad(block.bf16("ffn.gate.weight"), (0, 0, 0, missing))
+    table = bias = None
+    if "ffn.gate.tid2eid" in block:
+        table = block.raw("ffn.gate.tid2eid").to(torch.int32)
+    else:
+        bias = pad(block.floats("ffn.gate.bias"), (0, missing), value=-math.inf)
+    up, down = _halves(block, config, shapes)
+    return RankExperts(gate=bf16_rows.pack(gate), bias=bias, table=table, up=up, down=down)
+
+
+def _halves(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> tuple[UpWeights, DownWeights]:
+    inner, hidden, count = shapes.inner, config.hidden_size, config.n_routed_experts
+    shared_gate, shared_up = (_grown(block.matrix(f"ffn.shared_experts.{w}"), inner, hidden) for w in ("w1", "w3"))
+    shared_down = _grown(block.matrix("ffn.shared_experts.w2"), hidden, inner)
+    ups: list[UpWeights] = []
+    downs: list[DownWeights] = []
+    for first in range(0, count, EXPERTS_AT_ONCE):
+        some = range(first, min(first + EXPERTS_AT_ONCE, count))
+        gate, up = (_routed(block, some, w, inner, hidden) for w in ("w1", "w3"))
+        ups.append(pack_up(gate, up, shared_gate, shared_up))
+        downs.append(pack_down(_routed(block, some, "w2", hidden, inner), shared_down))
+    return (
+        UpWeights(routed=torch.cat([part.routed for part in ups]), shared=ups[0].shared),
+        DownWeights(routed=torch.cat([part.routed for part in downs]), shared=downs[0].shared),
+    )
+
+
+def _routed(block: StoredBlock, experts: range, name: str, rows: int, columns: int) -> Stored:
+    """[E, N, K/2] codes and [E, N, K/32] scales of some experts, filled up."""
+    parts = [block.matrix(f"ffn.experts.{expert}.{name}") for expert in experts]
+    codes = torch.stack([codes.view(torch.uint8) for codes, _ in parts])
+    scales = torch.stack([scales for _, scales in parts])
+    down, across = rows - codes.shape[1], columns - 2 * codes.shape[2]
+    return pad(codes, (0, across // 2, 0, down)), pad(scales, (0, across // 32, 0, down), value=_ONE)
+
+
+def _grown(stored: Stored, rows: int, columns: int) -> Stored:
+    """Fill an FP8 matrix up to [rows, columns] with zeros."""
+    codes, scales = stored
+    bits = pad(codes.view(torch.uint8), (0, columns - codes.shape[1], 0, rows - codes.shape[0]))
+    down, across = -(-rows // FP8_TILE) - scales.shape[0], -(-columns // FP8_TILE) - scales.shape[1]
+    return bits.view(torch.float8_e4m3fn), pad(scales, (0, across, 0, down), value=_ONE)
+
+
+def _wider_mean(stored: Stored, width: int, grown: int) -> Stored:
+    """Let the mean square of a row that was filled up to `grown` columns be that of its own `width` columns."""
+    codes, scales = stored
+    return codes, scales + (grown // width).bit_length() // 2  # twice as large for four times as wide
+
+
+def _below(above: Stored, below: Stored) -> Stored:
+    """Put a matrix under another one whose rows are whole tiles."""
+    assert above[0].shape[0] % FP8_TILE == 0, above[0].shape
+    codes = torch.cat((above[0].view(torch.uint8), below[0].view(torch.uint8)))
+    return codes.view(torch.float8_e4m3fn), torch.cat((above[1], below[1]))
+
+
+def _fp8(stored: Stored) -> fp8_rows.Fp8Matrix:
+    return fp8_rows.pack(stored[0].contiguous(), stored[1].contiguous())

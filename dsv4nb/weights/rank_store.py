@@ -1,0 +1,125 @@
+"""The weights of one GPU, in the order in which its kernels read them; nothing writes them after loading.
+
+FP4 and FP8 codes are the checkpoint's, packed and never dequantised. Sizes are `KernelShapes`'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsv4nb.checkpoint.config import LayerKind
+from dsv4nb.weights.kernel_shapes import KernelShapes
+from dsv4nb.weights.store import tensors_of
+from dsv4nb_kernels._expert_weights import DownWeights, UpWeights
+from dsv4nb_kernels.bf16_rows import Bf16Matrix
+from dsv4nb_kernels.fp8_rows import Fp8Matrix
+from dsv4nb_kernels.hyper_mix import HyperWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCompressor:
+    """Source rows to entries; n is d, or 2d where windows overlap.
+
+    Attributes:
+        source: [2n, D], value rows first, then score rows.
+        offset: [ratio, 2n] float32, added by position within the window; zero for the values.
+        norm: [d] float32.
+    """
+
+    source: Bf16Matrix
+    offset: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankIndexer:
+    """What picks entries on a ratio-4 layer.
+
+    Attributes:
+        query: [Hi·di, q rank].
+        heads: [Hi, D]; the constant in front of it is left out, since it puts no entry before another.
+        compressor: of the index keys.
+    """
+
+    query: Fp8Matrix
+    heads: Bf16Matrix
+    compressor: RankCompressor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAttention:
+    """One attention sublayer.
+
+    Attributes:
+        down: [q rank + hd, D], the query's low rank first, then the key/value row.
+        q_norm: [q rank]; kv_norm: [hd]; sink: [H], float32.
+        query: [H·hd, q rank].
+        groups: [G · o rank, H·hd / G], a group's rows under each other.
+        out: [D, G · o rank].
+        compressor: None on a ratio-0 layer; indexer: None unless the ratio is 4.
+    """
+
+    down: Fp8Matrix
+    q_norm: Tensor
+    kv_norm: Tensor
+    query: Fp8Matrix
+    sink: Tensor
+    groups: Fp8Matrix
+    out: Fp8Matrix
+    compressor: RankCompressor | None
+    indexer: RankIndexer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExperts:
+    """One mixture sublayer.
+
+    Attributes:
+        gate: [E, D].
+        bias: [E] float32, -inf for rows that are no expert; None on a hash-routed layer.
+        table: [V, K] int32; None on a score-routed layer.
+        up, down: routed and shared experts.
+    """
+
+    gate: Bf16Matrix
+    bias: Tensor | None
+    table: Tensor | None
+    up: UpWeights
+    down: DownWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLayer:
+    """One trunk layer."""
+
+    kind: LayerKind
+    ratio: int
+    hyper_attention: HyperWeights
+    attention: RankAttention
+    hyper_experts: HyperWeights
+    experts: RankExperts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWeights:
+    """What one rank holds of the trunk.
+
+    Attributes:
+        embed: [V, D] bfloat16; head: [V, D].
+        hyper_head: the last collapse and the final norm.
+    """
+
+    device: torch.device
+    shapes: KernelShapes
+    embed: Tensor
+    layers: tuple[RankLayer, ...]
+    hyper_head: HyperWeights
+    head: Bf16Matrix
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes the tensors take."""
+        return sum(tensor.nbytes for tensor in tensors_of(self))
