@@ -249,6 +249,7 @@ class Recipe:
         prompt: the ids that the model read.
         max_new: tokens the reply may have, the room considered.
         given: ids that the reply began with, put there and not chosen.
+        prefill: how the prompt was read: "exact", as rows are, or "fast", in chunks that add in another order.
         spec: how it was speculated, None on a plain route; ids depend on it with mode="rejection" alone.
         eos: ids that end the reply.
         constraint: what the grammar was made of, None without one.
@@ -271,6 +272,7 @@ class Recipe:
     constraint: str | None
     ids_sha256: str
     given: tuple[int, ...] = ()
+    prefill: str = "exact"
 
     def to_json(self) -> str:
         """Return the text that `from_json` reads."""
@@ -286,7 +288,8 @@ class Recipe:
         try:
             raw = json.loads(text)
             if isinstance(raw, dict):
-                raw.setdefault("given", [])  # older recipes have none
+                raw.setdefault("given", [])  # older recipes have neither
+                raw.setdefault("prefill", "exact")
             if not isinstance(raw, dict) or raw.keys() != {f.name for f in fields(cls)}:
                 raise ValueError(f"it must be an object with {', '.join(f.name for f in fields(cls))}")
             lists = {name: tuple(raw[name]) for name in ("prompt", "stops", "eos", "given")}

@@ -25,6 +25,7 @@ class LoadInfo:
         contract: roundings of the arithmetic, and why these.
         defaults: sampler values of a request that names none, and whose they are.
         drafter: whether there is one, and whether it runs.
+        prefill: how prompts are read.
         disk_bytes: size of the weight files.
         threads: of one operation.
         load_s: from the call of `load` to the handle; of a shared engine, what loading it took.
@@ -52,6 +53,7 @@ class LoadInfo:
     device: str
     threads: int
     load_s: float
+    prefill: str = "exact"
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the facts as (label, text)."""
@@ -70,6 +72,7 @@ class LoadInfo:
             ("contract", self.contract),
             ("defaults", self.defaults),
             ("drafter", self.drafter),
+            ("prompts", self.prefill),
             ("max_seq", f"{self.max_seq:,} of {self.max_seq_declared:,} declared"),
             ("device", f"{self.device}, {self.threads} thread{'s' * (self.threads != 1)}"),
             ("loaded in", f"{self.load_s:.2f} s"),
@@ -209,6 +212,7 @@ def load_info(
     device: str,
     threads: int,
     load_s: float,
+    prefill: str,
 ) -> LoadInfo:
     """Return the facts of `checkpoint` as it was loaded."""
     config = checkpoint.config
@@ -235,6 +239,7 @@ def load_info(
         device=device,
         threads=threads,
         load_s=load_s,
+        prefill=prefill,
     )
 
 

@@ -20,7 +20,8 @@ from dsv4nb.config import SamplerConfig, SpecConfig, parse_window
 from dsv4nb.contract import CONTRACTS, Contract
 from dsv4nb.encoding.constants import EFFORTS, Revision
 from dsv4nb.encoding.tokens import ChatTokenizer
-from dsv4nb.engine.gpus import require_one_gpu
+from dsv4nb.engine.gpus import require_gpus, require_placement
+from dsv4nb.engine.prefill import FAST_ROWS, FAST_ROWS_MAX, FEWEST_ROWS, FORMS, PrefillForm
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, RequestError
 from dsv4nb.handle import Model, Parts
 from dsv4nb.info import Capabilities, load_info
@@ -53,8 +54,8 @@ GPU_MAX_SEQ = 32_768  # every chat that is open has caches for that many positio
 _TOY_FOLDER = Path(__file__).parent / "toy" / "model"
 
 _LOAD_NAMES = (
-    *("path", "devices", "max_seq", "contract", "encoding", "name", "cache_mib", "host_cache_mib"),
-    *("drafter", "spec_depth", "spec_window", "progress"),
+    *("path", "devices", "placement", "max_seq", "contract", "encoding", "name", "cache_mib", "host_cache_mib"),
+    *("drafter", "spec_depth", "spec_window", "progress", "prefill", "prefill_rows"),
 )
 
 
@@ -67,6 +68,7 @@ def load(
     path: str | Path,
     *,
     devices: str | int | Sequence[str | int] | None = None,
+    placement: str | None = None,
     max_seq: int | None = None,
     contract: str | None = None,
     encoding: str | None = None,
@@ -76,6 +78,8 @@ def load(
     drafter: bool | str = "auto",
     spec_depth: int | None = None,
     spec_window: str | Sequence[Any] | None = None,
+    prefill: str | None = None,
+    prefill_rows: int | None = None,
     progress: object = None,
     **unknown: object,
 ) -> Model:
@@ -83,7 +87,8 @@ def load(
 
     Args:
         path: the folder that holds config.json, or "toy" for the bundled model.
-        devices: "cpu", or the id of a GPU; the environment's DSV4NB_DEVICES when None, else "cpu".
+        devices: "cpu", the id of a GPU, or of two, as (0, 1); the environment's DSV4NB_DEVICES when None, else "cpu".
+        placement: how two GPUs share the model: tensor, which is the default, each has half of every large matrix.
         max_seq: longest sequence, prompt and reply together; the environment's DSV4NB_MAX_SEQ when None, else the
             model's own, at most 4096 on a CPU and 32768 on a GPU.
         contract: roundings of the arithmetic, instead of those that the checkpoint was published with.
@@ -95,6 +100,9 @@ def load(
         spec_depth: rows of a verify forward at most, of requests that do not say; the environment's
             DSV4NB_SPEC_DEPTH when None.
         spec_window: the confidence window of requests that do not say; off when None.
+        prefill: how prompts are read: "exact", as rows are, or "fast", in chunks that add in another order, on a GPU
+            alone; fast on a GPU when None. A model that cannot be read so is read exactly, and its card says why.
+        prefill_rows: tokens of one fast chunk, from 32 to 4096; 2048 when None.
         progress: what shows how far it is: True, a panel in a notebook and a line in a terminal; None, the same once
             it takes long; False, nothing; or a `LoadPanel`, or a function that is called with a `LoadStep` after each
             tensor and may raise to stop.
@@ -110,7 +118,9 @@ def load(
     """
     started = time.monotonic()
     refuse_unknown(unknown, _LOAD_NAMES, "load()")
-    gpu = _gpu(environ.devices() if devices is None else environ.parse_devices(devices, "devices"))
+    asked = environ.devices() if devices is None else environ.parse_devices(devices, "devices")
+    gpus = _gpus(asked, placement)
+    form, rows = _prefill(prefill, prefill_rows, is_gpu=bool(gpus))
     override_contract = None if contract is None else _contract(contract)
     if encoding is not None and encoding not in EFFORTS:
         raise RequestError(f"encoding is {encoding!r}; it must be one of {', '.join(EFFORTS)}", param="encoding")
@@ -120,15 +130,15 @@ def load(
         loading.tell(LoadStep(phase="headers"))
         checkpoint = open_checkpoint(folder)
         loading.name = name = name or (TOY if is_toy else checkpoint.name)
-        most = CPU_MAX_SEQ if gpu is None else GPU_MAX_SEQ
+        most = GPU_MAX_SEQ if gpus else CPU_MAX_SEQ
         room = _room(max_seq, checkpoint.config.max_position_embeddings, most)
         prefixes = Prefixes(budget_bytes=_mib("cache_mib", cache_mib), host_mib=host_cache_mib)
         spec = _spec(checkpoint, drafter, spec_depth, spec_window)
-        key = (_fingerprint(folder), gpu, room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
+        key = (_fingerprint(folder), gpus, room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
         assemble = partial(
             _assemble,
             checkpoint,
-            gpu,
+            gpus,
             room,
             override_contract,
             encoding,
@@ -136,11 +146,13 @@ def load(
             prefixes,
             spec,
             needs_drafter=drafter is True,
+            prefill=form,
+            prefill_rows=rows,
             is_toy=is_toy,
             started=started,
             loading=loading,
         )
-        model = _shelf.take(key, assemble)
+        model = _shelf.take((*key, form, rows), assemble)
         try:
             loading.finish(model.info)
         except BaseException:  # an interrupt: nobody would ever get the handle
@@ -151,7 +163,7 @@ def load(
 
 def _assemble(
     checkpoint: Checkpoint,
-    gpu: int | None,
+    gpus: tuple[int, ...],
     room: int,
     contract: Contract | None,
     encoding: str | None,
@@ -160,6 +172,8 @@ def _assemble(
     spec: SpecConfig | None,
     *,
     needs_drafter: bool,
+    prefill: PrefillForm,
+    prefill_rows: int,
     is_toy: bool,
     started: float,
     loading: Loading,
@@ -172,7 +186,8 @@ def _assemble(
     whose = "generation_config.json" if recommended else "DeepSeek's; the checkpoint names none"
     reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
     engine: CpuEngine | DeviceEngine
-    if gpu is None:
+    told: str = prefill
+    if not gpus:
         from dsv4nb.engine.cpu import CpuEngine  # brings torch
 
         chosen = contract or checkpoint.contract
@@ -189,12 +204,16 @@ def _assemble(
 
         engine = DeviceEngine.from_checkpoint(
             checkpoint,
-            device=f"cuda:{gpu}",
+            device=[f"cuda:{gpu}" for gpu in gpus],
             contract=contract,
+            drafter=spec is not None,
             max_seq=room,
+            prefill=prefill,
+            chunk_rows=prefill_rows,
             on_progress=loading.tell,
         )
         chosen = engine.contract
+        prefill, told = engine.prefill_form, _prefill_told(engine, prefill_rows)
         reason = f"{reason}; in bfloat16 between the roundings"
     loading.tell(replace(loading.step, phase="engine"))
     if needs_drafter and engine.draft_fault:
@@ -208,9 +227,10 @@ def _assemble(
         defaults=f"temperature {sampler.temperature:g}, top_p {sampler.top_p:g} ({whose})",
         drafter=f"DSpark, {engine.block_size} drafts a round" if spec is not None else f"none: {no_drafter}",
         max_seq=room,
-        device="CPU" if gpu is None else f"GPU {gpu}",
+        device=_device_name(gpus),
         threads=CPU_THREADS,
         load_s=time.monotonic() - started,
+        prefill=told,
     )
     if is_toy:
         info = replace(info, provenance="bundled with dsv4nb")
@@ -225,6 +245,7 @@ def _assemble(
         model=name,
         weights=fingerprint_of(checkpoint.path / "config.json", {e.file for e in checkpoint.entries.values()}),
         arithmetic=chosen.name,
+        prefill=prefill,
     )
     caps = Capabilities(
         efforts=tuple(level for level in EFFORTS[revision] if level is not None),
@@ -270,9 +291,44 @@ def _fingerprint(folder: Path) -> tuple[object, ...]:
     return (folder, *((path.name, stat.st_size, stat.st_mtime_ns) for path in files for stat in (path.stat(),)))
 
 
-def _gpu(devices: str | tuple[int, ...] | None) -> int | None:
-    """Return the id of the GPU to run on, None for the CPU."""
-    return require_one_gpu(devices) if isinstance(devices, tuple) else None
+def _gpus(devices: str | tuple[int, ...] | None, placement: str | None) -> tuple[int, ...]:
+    """Return the ids of the GPUs to run on, none for the CPU."""
+    if isinstance(devices, tuple):
+        return require_gpus(devices, placement)
+    require_placement(placement, 0)
+    return ()
+
+
+def _device_name(gpus: tuple[int, ...]) -> str:
+    """Say where a model runs."""
+    return f"GPU{'s' * (len(gpus) > 1)} {' and '.join(map(str, gpus))}" if gpus else "CPU"
+
+
+def _prefill(form: object, rows: object, *, is_gpu: bool) -> tuple[PrefillForm, int]:
+    """Return how prompts are read, and the rows of a fast chunk."""
+    if form is None:
+        form = "fast" if is_gpu else "exact"
+    if form not in FORMS:
+        raise RequestError(f"prefill is {form!r}; it must be one of {', '.join(FORMS)}", param="prefill")
+    if form == "fast" and not is_gpu:
+        raise RequestError("prefill is 'fast'; on a CPU there is 'exact' alone", param="prefill")
+    if rows is None:
+        return form, FAST_ROWS
+    if form == "exact":
+        raise RequestError(f"prefill_rows is {rows!r}; prefill='exact' has no chunks", param="prefill_rows")
+    if isinstance(rows, bool) or not isinstance(rows, int) or not FEWEST_ROWS <= rows <= FAST_ROWS_MAX:
+        raise RequestError(
+            f"prefill_rows is {rows!r}; it must be an integer from {FEWEST_ROWS} to {FAST_ROWS_MAX}",
+            param="prefill_rows",
+        )
+    return form, rows
+
+
+def _prefill_told(engine: DeviceEngine, rows: int) -> str:
+    """Say how an engine reads prompts, and why not as it was asked to."""
+    if engine.prefill_form == "fast":
+        return f"fast, in chunks of {rows:,}"
+    return f"exact: {engine.prefill_fault}" if engine.prefill_fault else "exact"
 
 
 def _mib(name: str, value: object) -> int:

@@ -128,6 +128,14 @@ def test_without_a_drafter_speculation_is_skipped_and_says_so(make_fake: Any) ->
     assert report.ok and "5 ok, 1 skipped" in report.title
 
 
+def test_prompts_in_chunks_are_no_promise_of_bits_and_it_says_so(make_fake: Any) -> None:
+    model = make_fake()
+    model._parts = replace(model._parts, limits=replace(model.limits, prefill="fast"))
+    check = named(examine(model), "cached prompts")
+    assert check.result == "skipped"
+    assert check.detail.startswith("prefill='fast' adds in an order that depends on where the cached beginning ends")
+
+
 # red
 
 

@@ -145,6 +145,9 @@ def test_m02_a_bad_checkpoint_is_refused_by_name_and_nothing_is_loaded(folder: P
         ({"max_seq": "256"}, "max_seq", "integer"),
         ({"contract": "fp32_plane"}, "contract", "did you mean 'fp32_plain'"),
         ({"encoding": "v1"}, "encoding", "preview, v0731"),
+        ({"prefill": "quick"}, "prefill", "it must be one of fast, exact"),
+        ({"prefill": "fast"}, "prefill", "on a CPU there is 'exact' alone"),
+        ({"prefill_rows": 64}, "prefill_rows", "prefill='exact' has no chunks"),
     ],
     ids=str,
 )
@@ -273,6 +276,7 @@ def test_m10_the_load_card_says_what_was_found_and_why(model: Model) -> None:
     assert facts["defaults"] == "temperature 0.6, top_p 0.95 (generation_config.json)"
     assert facts["max_seq"].startswith("4,096 of ")
     assert facts["device"] == "CPU, 1 thread"
+    assert facts["prompts"] == "exact"
     assert facts["drafter"] == "none: the checkpoint has no drafter"
     assert all(f"{label:<12}{value}" in str(model.info) for label, value in facts.items())
     assert model.info._repr_html_().count("<tr>") == len(facts)

@@ -1,1 +1,6 @@
-"""What is measured on this machine: `python -m dsv4nb.bench decode|overhead|gil`."""
+"""What is measured on this machine.
+
+python -m dsv4nb.bench decode|spec|reuse|overhead|gil              a checkpoint, as a person meets it
+python -m dsv4nb.bench decode|rounds|prefill|load --synthetic flash-0731 --devices 0,1
+                                                                   the GPU engine on random weights of any shape
+"""

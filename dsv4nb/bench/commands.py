@@ -1,4 +1,8 @@
-"""The command line of the measurements."""
+"""The command line of the measurements.
+
+`--model` measures a checkpoint as a person meets it. `--synthetic` measures the GPU engine on random weights of any
+shape, forward by forward; `rounds`, `prefill` and `load` are measured so alone.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,91 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
+from dsv4nb.bench import devices
+from dsv4nb.bench.asked import Asked
 from dsv4nb.bench.decode import decode
 from dsv4nb.bench.gil import gil
 from dsv4nb.bench.overhead import overhead
 from dsv4nb.bench.reuse import reuse
 from dsv4nb.bench.spec import spec
+from dsv4nb.checkpoint.synthetic import SHAPES, field_change
+from dsv4nb.engine.prefill import FAST_ROWS, FORMS
 from dsv4nb.errors import Dsv4Error
+
+STDOUT = "-"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     args = _parser().parse_args(arguments)
     try:
-        if args.command == "decode":
-            report: object = decode(args.model, prompt_tokens=args.prompt_tokens, new=args.new, runs=args.runs)
-        elif args.command == "overhead":
-            report = overhead(vocab_size=args.vocab, new=args.new)
-        elif args.command == "spec":
-            report = spec(args.model, temperature=args.temperature, new=args.new, runs=args.runs)
-        elif args.command == "reuse":
-            report = reuse(args.model, prompt_tokens=args.prompt_tokens, runs=args.runs)
-        else:
-            report = gil(None if args.wait_only else args.model, new=args.new, runs=args.runs)
+        report = _report(args)
     except Dsv4Error as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{json.dumps(asdict(report), indent=1) if args.json else report}\n")  # type: ignore[call-overload]
+    except MemoryError as error:
+        said, _, _ = str(error).partition("\n")
+        sys.stderr.write(f"memory ran out: {said}\n")
+        return 1
+    told = json.dumps(asdict(report), indent=1)  # type: ignore[call-overload]
+    sys.stdout.write(f"{told if args.json == STDOUT else report}\n")
+    if args.json in (None, STDOUT):
+        return 0
+    try:
+        Path(args.json).write_text(f"{told}\n", encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"{args.json}: {error.strerror}\n")
+        return 1
     return 0
+
+
+def _report(args: argparse.Namespace) -> object:
+    if getattr(args, "synthetic", None) is not None:
+        return _synthetic(args)
+    if args.command == "decode":
+        return decode(args.model, prompt_tokens=args.prompt_tokens, new=args.new, runs=args.runs)
+    if args.command == "overhead":
+        return overhead(vocab_size=args.vocab, new=args.new)
+    if args.command == "spec":
+        return spec(args.model, temperature=args.temperature, new=args.new, runs=args.runs)
+    if args.command == "reuse":
+        return reuse(args.model, prompt_tokens=args.prompt_tokens, runs=args.runs)
+    return gil(None if args.wait_only else args.model, new=args.new, runs=args.runs)
+
+
+def _synthetic(args: argparse.Namespace) -> object:
+    asked = Asked(
+        shape=args.synthetic,
+        devices=args.devices,
+        layers=args.layers,
+        experts=args.experts,
+        changes=dict(args.set),
+        contexts=tuple(dict.fromkeys(args.context)),
+        widths=tuple(dict.fromkeys(args.widths)),
+        routes=args.routes,
+        graphs=args.graphs,
+        seconds=args.seconds,
+        max_seq=args.max_seq,
+    )
+    devices.devices_of(asked.devices)  # refuses before anything brings Triton
+    if args.command == "decode":
+        from dsv4nb.bench.synthetic_decode import synthetic_decode
+
+        return synthetic_decode(asked)
+    if args.command == "rounds":
+        from dsv4nb.bench.rounds import rounds
+
+        return rounds(asked)
+    if args.command == "prefill":
+        from dsv4nb.bench.prefill import prefill
+
+        return prefill(replace(asked, form=args.form, chunk_rows=args.chunk), rows=args.rows)
+    from dsv4nb.bench.loading import loading
+
+    return loading(asked)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,9 +117,35 @@ def _parser() -> argparse.ArgumentParser:
     for command in (of_decode, of_gil, of_reuse, of_spec):
         command.add_argument("--model", default="toy", metavar="PATH", help="the checkpoint's folder, or toy")
         command.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N")
-    for command in (of_decode, of_overhead, of_gil, of_reuse, of_spec):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
+    of_rounds = commands.add_parser("rounds", help="what a round of each width takes on random weights")
+    of_prefill = commands.add_parser("prefill", help="what a prompt takes on random weights")
+    of_prefill.add_argument("--rows", type=_AtLeast(1), default=2048, metavar="N", help="tokens behind each context")
+    of_prefill.add_argument("--form", choices=FORMS, default="fast", help="how prompts are read")
+    of_prefill.add_argument("--chunk", type=_AtLeast(1), default=FAST_ROWS, metavar="N", help="rows of a fast chunk")
+    of_load = commands.add_parser("load", help="what loading takes, of random weights")
+    for command in (of_decode, of_rounds, of_prefill, of_load):
+        _add_synthetic(command, required=command is not of_decode)
+    of_rounds.set_defaults(widths=[1, 2, 3, 4, 5, 6])
+    for command in (of_decode, of_overhead, of_gil, of_reuse, of_spec, of_rounds, of_prefill, of_load):
+        told = "write one JSON object, without FILE in place of the table"
+        command.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=told)
     return parser
+
+
+def _add_synthetic(command: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add what random weights are measured with."""
+    group = command.add_argument_group("random weights on GPUs")
+    group.add_argument("--synthetic", required=required, choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
+    group.add_argument("--layers", type=_AtLeast(1), metavar="N", help="as many as the shape has when left out")
+    group.add_argument("--experts", type=_AtLeast(1), metavar="N", help="routed experts of a layer")
+    group.add_argument("--set", type=field_change, action="append", default=[], metavar="FIELD=VALUE")
+    group.add_argument("--devices", default="0", metavar="IDS", help="such as 0, or 0,1")
+    group.add_argument("--context", type=_AtLeast(0), nargs="+", default=[1024], metavar="N")
+    group.add_argument("--max-seq", type=_AtLeast(1), metavar="N", help="room of the caches; just enough when left out")
+    group.add_argument("--widths", type=_AtLeast(1), nargs="+", default=[1, 2, 4, 6], metavar="T", help="rows")
+    group.add_argument("--routes", choices=["free", "measured"], default="free", help="measured: as a text has them")
+    group.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch kernel by kernel")
+    group.add_argument("--seconds", type=_AtLeast(0), default=60, metavar="S", help="no new turn begins after that")
 
 
 class _AtLeast:

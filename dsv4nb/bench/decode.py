@@ -80,7 +80,7 @@ def decode(path: str, *, prompt_tokens: int = 100, new: int = 64, runs: int = 3)
             load_s=load_s,
             first_token_s=first_token_s,
             decode_tok_s=decode_tok_s,
-            peak_rss_mb=_peak_rss_mb(),
+            peak_rss_mb=peak_rss_mb(),
             threads=model.info.threads,
             torch=str(torch.__version__),
         )
@@ -127,7 +127,8 @@ def _import_s() -> float:
     return float(told.stdout)
 
 
-def _peak_rss_mb() -> float | None:
+def peak_rss_mb() -> float | None:
+    """Return what this process has taken at most so far, in MB; None where the system does not tell."""
     try:
         import resource
     except ImportError:

@@ -12,6 +12,8 @@ are made by `dsv4nb.weights.synthetic`.
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -222,6 +224,20 @@ def official_shard(name: str) -> tuple[int, int]:
     if where.layer is None:
         return (0, 0) if name == "embed.weight" else (2, 0)
     return (1 if where.stack == "layers" else 3, where.layer)
+
+
+def field_change(text: str) -> tuple[str, Any]:
+    """Read one of `changes` from a command line: FIELD=VALUE, the value as JSON.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not that.
+    """
+    field, is_there, value = text.partition("=")
+    try:
+        return field, json.loads(value)
+    except json.JSONDecodeError:
+        wanted = "JSON after the =" if is_there else "FIELD=VALUE"
+        raise argparse.ArgumentTypeError(f"{text!r} must have {wanted}, as in hidden_size=512") from None
 
 
 def _ratios(layers: int) -> list[int]:

@@ -74,6 +74,20 @@ def require_commit(n: int, pending: int) -> None:
         raise EngineError(f"commit({n}): the last forward left {pending} rows", param="n")
 
 
+def require_draft(pos: int, pending: int, vocab_size: int, *, has_drafter: bool) -> None:
+    """Refuse a draft that nothing can be drafted with, from, or behind.
+
+    Raises:
+        EngineError: there is no drafter, no position is committed, or `pending` is no id.
+    """
+    if not has_drafter:
+        raise EngineError("the engine has no drafter; load a checkpoint that has one", param="drafter")
+    if pos == 0:
+        raise EngineError("nothing is committed yet, so there is nothing to draft from", param="state")
+    if not 0 <= pending < vocab_size:
+        raise EngineError(f"token id {pending} is outside the vocabulary of {vocab_size}", param="pending")
+
+
 def require_pos(pos: int, max_seq: int) -> None:
     """Refuse a position that no state can stand at.
 

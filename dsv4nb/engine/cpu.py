@@ -20,6 +20,7 @@ from dsv4nb.engine.checks import (
     all_or_nothing,
     memory_errors,
     require_commit,
+    require_draft,
     require_few_rows,
     require_pos,
     require_snapshot,
@@ -120,12 +121,8 @@ class CpuEngine:
     def draft(self, state: DecodeState, pending: int, choose: ChooseDraft) -> Proposal:
         """Draft what may follow `pending`; see the protocol."""
         own, drafter = self._own(state), self._drafter
-        if drafter is None or own.rings is None:
-            raise EngineError("the engine has no drafter; load a checkpoint that has one", param="drafter")
-        if own.pos == 0:
-            raise EngineError("nothing is committed yet, so there is nothing to draft from", param="state")
-        if not 0 <= pending < self.vocab_size:
-            raise EngineError(f"token id {pending} is outside the vocabulary of {self.vocab_size}", param="pending")
+        require_draft(own.pos, pending, self.vocab_size, has_drafter=drafter is not None)
+        assert drafter is not None and own.rings is not None
         with self._running():
             return drafter.draft(own.rings, own.pos, pending, choose)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,19 +23,35 @@ from dsv4nb.engine.checks import require_arrays
 from dsv4nb.engine.device_caches import Caches, blocks_of, device_state_bytes, read_part, value_bytes, write_part
 from dsv4nb.engine.memory import CLASSES, ClassBytes, DeviceBytes
 
+MakeContext = Callable[[Caches, int, int], None]  # launches the context rows of positions first … stop - 1
+
 
 class Shelf:
     """The caches of an engine that no state holds, and how new ones are made.
+
+    Args:
+        devices: those that share the weights, each with all caches.
+        make_context: of the drafter; None without one.
 
     Attributes:
         made: caches that exist, held or not.
     """
 
-    def __init__(self, config: ModelConfig, max_seq: int, device: torch.device) -> None:
-        self.config = config
-        self._max_seq, self._device = max_seq, device
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_seq: int,
+        devices: Sequence[torch.device],
+        make_context: MakeContext | None = None,
+    ) -> None:
+        self.config, self.make_context = config, make_context
+        self._max_seq, self._devices = max_seq, tuple(devices)
         self._free: deque[Caches] = deque()
         self.made = 0
+
+    @property
+    def has_drafter(self) -> bool:
+        return self.make_context is not None
 
     def take(self) -> Caches:
         """Return caches with anything finite in them.
@@ -46,7 +62,7 @@ class Shelf:
         try:
             return self._free.pop()
         except IndexError:
-            caches = Caches(self.config, self._max_seq, self._device)
+            caches = Caches.on(self.config, self._max_seq, self._devices, has_drafter=self.has_drafter)
             self.made += 1
             return caches
 
@@ -67,10 +83,11 @@ class DeviceState:
         shelf: where its caches are from.
         pos: committed positions.
         pending: rows of the last forward, provisional until `commit`.
+        context: the drafter's rows of the window's positions below it are there; never past the committed ones.
     """
 
     def __init__(self, shelf: Shelf, pos: int = 0) -> None:
-        self.shelf, self.pos, self.pending = shelf, pos, 0
+        self.shelf, self.pos, self.pending, self.context = shelf, pos, 0, pos
         self._caches: Caches | None = shelf.take()
         self._give_back = weakref.finalize(self, shelf.put, self._caches)
         self._give_back.atexit = False
@@ -100,13 +117,22 @@ class DeviceState:
         self.pos += n
         self.pending = 0
 
+    def catch_up(self) -> None:
+        """Launch the drafter's rows of committed positions that are not there yet; nothing without a drafter."""
+        first = max(self.context, self.pos - self.shelf.config.sliding_window)
+        if self.shelf.make_context is not None and first < self.pos:
+            self.shelf.make_context(self.caches, first, self.pos)
+        self.context = self.pos
+
     def live(self) -> Iterator[tuple[Part, Tensor]]:
         """Yield every cached value that a later position can see, copied, in a fixed order."""
+        self.catch_up()
         for part, buffer in self.caches.parts(self.pos):
             yield part, read_part(buffer, part)
 
     def digest(self) -> str:
         """Return the SHA-256 of the position and all live values: equal states, equal digests. It waits for the GPU."""
+        self.catch_up()
         if self.caches.device.type == "cuda":
             torch.cuda.synchronize(self.caches.device)
         hasher = hashlib.sha256(f"pos {self.pos}\n".encode())
@@ -155,8 +181,9 @@ class DeviceSnapshot:
 def restore(snapshot: DeviceSnapshot) -> DeviceState:
     """Make a state that goes on from `snapshot`."""
     state = DeviceState(snapshot.shelf, snapshot.pos)
-    for (part, buffer), (_, rows) in zip(state.caches.parts(state.pos), snapshot.parts, strict=True):
-        write_part(buffer, part, rows)
+    for caches in state.caches.copies:
+        for (part, buffer), (_, rows) in zip(caches.parts(state.pos), snapshot.parts, strict=True):
+            write_part(buffer, part, rows.to(buffer.device))
     return state
 
 
@@ -171,7 +198,7 @@ def load(arrays: Mapping[str, npt.NDArray[Any]], pos: int, shelf: Shelf, device:
     Raises:
         EngineError: as `Engine.load` says; nothing was allocated.
     """
-    expected = list(live_parts(shelf.config, pos))
+    expected = list(live_parts(shelf.config, pos, has_drafter=shelf.has_drafter))
     require_arrays(arrays, expected, pos, lambda part: np.float32 if value_bytes(part) == 4 else np.uint16)
     return DeviceSnapshot(shelf, pos, [(part, _to_tensor(arrays[part.name], device)) for part in expected])
 
@@ -191,17 +218,16 @@ def count(
     device: str, shelf: Shelf, states: list[DeviceState], snapshots: list[DeviceSnapshot], max_seq: int
 ) -> DeviceBytes:
     """Return what caches and copies take, by class; states are counted as far as they are filled."""
-    used = dict.fromkeys(CLASSES[:-1], 0)
+    used = dict.fromkeys(CLASSES if shelf.has_drafter else CLASSES[:-1], 0)
     copied = dict(used)
     for state in states:
         if not state.is_released:
-            for name, nbytes in device_state_bytes(shelf.config, state.pos).items():
+            for name, nbytes in device_state_bytes(shelf.config, state.pos, has_drafter=shelf.has_drafter).items():
                 used[name] += nbytes
     for snapshot in snapshots:
         for part, rows in snapshot.parts:
-            _, kind, leaf = (part.name + ".").split(".")[:3]
-            copied["source" if leaf == "source" else kind] += rows.nbytes
-    each = device_state_bytes(shelf.config, max_seq)
+            copied[_class_of(part)] += rows.nbytes
+    each = device_state_bytes(shelf.config, max_seq, has_drafter=shelf.has_drafter)
     return DeviceBytes(
         device=device,
         classes={
@@ -209,3 +235,9 @@ def count(
             for name in used
         },
     )
+
+
+def _class_of(part: Part) -> str:
+    """Return the class of cache that a copy is counted with."""
+    of_layer, kind, *leaf = part.name.split(".")
+    return "drafter" if of_layer == "mtp" else "source" if leaf == ["source"] else kind

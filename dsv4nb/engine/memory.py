@@ -26,7 +26,8 @@ class DeviceBytes:
     """The caches on one device.
 
     Attributes:
-        classes: by name, those of `Engine.state_bytes`.
+        classes: by name, those of `Engine.state_bytes`; and "prefill", what a GPU reads prompts in chunks with:
+            no state holds it, so it is reserved and not used.
     """
 
     device: str

@@ -7,8 +7,9 @@ waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,34 +19,48 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.device_caches import Caches
-from dsv4nb.engine.rank_layer import Step, run_layer
+from dsv4nb.engine.graphs import Graphs
+from dsv4nb.engine.protocol import MAX_ROWS
+from dsv4nb.engine.rank_chunk import RankChunk
+from dsv4nb.engine.rank_drafter import RankDrafter
+from dsv4nb.engine.rank_layer import Step, run_attention, run_experts
 from dsv4nb.engine.step import TOKENS_AT, Room, StepInputs, Turns
-from dsv4nb.weights.rank_store import RankWeights
+from dsv4nb.weights.rank_store import RankDraft, RankWeights
 from dsv4nb_kernels._expert_rows import ExpertRows
+from dsv4nb_kernels._peer import Link
 from dsv4nb_kernels.hyper_mix import Boundary
 
 STAGED = 8  # forwards that may be on their way before the host waits for the oldest
 
 
 class RankForward:
-    """The network on one GPU.
+    """The network on one GPU, or one GPU's half of it.
 
     Args:
         graphs: capture and replay; without it, and in Triton's interpreter, every forward is launched kernel by kernel.
+        link: its end of a pair, of which it is one GPU; `PairForward` runs both.
     """
 
     def __init__(
-        self, weights: RankWeights, config: ModelConfig, contract: Contract, max_seq: int, *, graphs: bool = True
+        self,
+        weights: RankWeights,
+        config: ModelConfig,
+        contract: Contract,
+        max_seq: int,
+        *,
+        graphs: bool = True,
+        link: Link | None = None,
     ) -> None:
         self._weights, self._config, self._contract, self._max_seq = weights, config, contract, max_seq
-        self.device = weights.device
-        self._turns = Turns.of(config, max_seq, self.device)
+        self.device, self._link = weights.device, link
+        self._turns = Turns.of(config, max_seq + MAX_ROWS, self.device)  # a drafter's block may stand past the end
         self._room = Room(self.device)
         self._steps: dict[int, Step] = {}
         is_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None
-        self._pool = torch.cuda.graph_pool_handle() if is_cuda and graphs else None
+        self.graphs = Graphs(self.device, is_on=graphs)
         self._staging = _Staging(self.device)
+        self.drafter = None if weights.draft is None or link is not None else self._make_drafter(weights.draft)
         if is_cuda:
             torch.cuda.synchronize(self.device)  # weights and tables were written on another stream
 
@@ -58,57 +73,94 @@ class RankForward:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
+    def chunks(self, rows: int) -> RankChunk:
+        """Return what runs chunks of prompts, of up to `rows` rows."""
+        return RankChunk(self._weights, self._config, self._contract, self._max_seq, self._turns, rows=rows)
+
     def rows(self, caches: Caches, tokens: Sequence[int], pos: int) -> npt.NDArray[np.float32]:
         """Run `tokens` at positions pos … and wait for their logits: [T, V]."""
-        logits = self._run(caches, tokens, pos, has_head=True)
-        assert logits is not None
-        host = torch.empty(logits.shape, pin_memory=self._stream is not None)
-        host.copy_(logits, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
-        return np.asarray(host.numpy())
+        logits = self.logits(self._run(caches, tokens, pos, has_head=True))
+        self.wait()
+        return np.asarray(logits.numpy())
 
     def fill(self, caches: Caches, tokens: Sequence[int], pos: int) -> None:
         """Run `tokens` likewise for the caches alone, and wait for nothing."""
         self._run(caches, tokens, pos, has_head=False)
 
-    def _run(self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool) -> Tensor | None:
+    def settle(self) -> None:
+        """Refuse what was filled and did not come to its end; one GPU alone has nobody to wait for."""
+
+    def _run(self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool) -> Step:
+        step = self.begin(tokens, pos)
+        key = (step.rows, has_head)
+        self.graphs.run(caches.graphs, key, lambda: self.launch(step, caches, has_head=has_head))
+        return step
+
+    def begin(self, tokens: Sequence[int], pos: int) -> Step:
+        """Send `tokens` at positions pos … to the device, and return the step that runs them."""
         step = self._step(len(tokens))
         self._staging.send(step.inputs.given, tokens, pos)
-        key = (len(tokens), has_head)
-        if (graph := caches.graphs.get(key)) is not None:
-            graph.replay()
-            return self._logits(step) if has_head else None
-        logits = self._launch(step, caches, has_head=has_head)
-        if self._pool is not None:
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                self._launch(step, caches, has_head=has_head)
-            finally:
-                graph.capture_end()
-            caches.graphs[key] = graph
-        return logits
+        return step
 
-    def _launch(self, step: Step, caches: Caches, *, has_head: bool) -> Tensor | None:
+    def launch(self, step: Step, caches: Caches, *, has_head: bool) -> None:
+        """Launch a forward, kernel by kernel."""
+        for _ in self.launches(step, caches, has_head=has_head):
+            pass
+
+    def logits(self, step: Step) -> Tensor:
+        """Start the copy of a step's logits to the host, as many as this rank has: [T, V]."""
+        return self.to_host(step.product("logits", self._weights.head)[0])
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """Start a copy to the host; `wait` for it."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._stream is not None)
+        return host.copy_(tensor, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait for everything that was launched."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def launches(self, step: Step, caches: Caches, *, has_head: bool) -> Iterator[Tensor]:
+        """Launch a forward, kernel by kernel; it yields a sublayer's output before that is joined."""
         step.inputs.refresh()
         rows = self._room.tensor("embedded", step.rows, self._config.hidden_size, dtype=torch.bfloat16)
         torch.index_select(self._weights.embed, 0, step.inputs.tokens, out=rows)
         step.boundary.stream.copy_(rows[:, None].expand_as(step.boundary.stream))
-        y = None
-        for weights, own in zip(self._weights.layers, caches.layers, strict=True):
-            y = run_layer(step, y, weights, own)
-        if not has_head:
-            return None
-        step.mix(y, self._weights.hyper_head)
-        parts = step.bf16("logits", step.boundary.x, self._weights.head)
-        for part in parts[1:]:
-            parts[0].add_(part)
-        return parts[0]
+        y: Tensor | None = None
+        for number, (weights, own) in enumerate(zip(self._weights.layers, caches.layers, strict=True)):
+            if y is not None:
+                yield y
+            y = run_attention(step, y, weights, own, seen=self._tap(number - 1))
+            yield y
+            y = run_experts(step, y, weights)
+        if has_head or self.drafter is not None:
+            assert y is not None
+            yield y
+            step.mix(y, self._weights.hyper_head)
+        if self.drafter is not None:
+            self.drafter.tap(step.boundary.stream, self._config.num_hidden_layers - 1)
+            self.drafter.keep_taps(caches, step.inputs.slots)
+        if has_head:
+            parts = step.bf16("logits", step.boundary.x, self._weights.head)
+            for part in parts[1:]:
+                parts[0].add_(part)
 
-    def _logits(self, step: Step) -> Tensor:
-        """Where the head of a step of so many rows leaves its logits."""
-        return step.product("logits", self._weights.head)[0]
+    def _tap(self, layer: int) -> Callable[[Tensor], None] | None:
+        """Return what keeps the streams behind `layer` for the drafter."""
+        return None if self.drafter is None else partial(self.drafter.tap, layer=layer)
+
+    def _make_drafter(self, draft: RankDraft) -> RankDrafter:
+        return RankDrafter(
+            self._weights,
+            draft,
+            self._config,
+            self._contract,
+            turns=self._turns,
+            room=self._room,
+            graphs=self.graphs,
+            send=self._staging.send,
+        )
 
     def _step(self, rows: int) -> Step:
         if rows not in self._steps:
@@ -121,6 +173,7 @@ class RankForward:
                 boundary=Boundary.empty(rows, width, self.device),
                 spread=ExpertRows.empty(rows, width, self.device),
                 room=self._room,
+                link=self._link,
             )
         return self._steps[rows]
 

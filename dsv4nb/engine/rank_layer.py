@@ -5,6 +5,7 @@ Nothing here waits for the device, allocates after the first time, or looks at a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.device_caches import EntryCache, LayerCaches
-from dsv4nb.engine.step import Room, StepInputs
+from dsv4nb.engine.step import Inputs, Room
 from dsv4nb.weights.kernel_shapes import PLACES, KernelShapes
 from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer, RankLayer
 from dsv4nb_kernels import (
@@ -26,14 +27,29 @@ from dsv4nb_kernels import (
     index_rows,
     index_scores,
     norm_rope_write,
+    peer_join,
     route,
     sparse_attention,
     top_entries,
 )
 from dsv4nb_kernels._expert_rows import ExpertRows
+from dsv4nb_kernels._peer import Link
 from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.fp8_rows import Fp8Matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Joins that nobody waits for, so that their kernels are compiled and loaded before one has to.
+
+    Attributes:
+        link: an end that gives up at once.
+        boundary: room for what is left of it: NaN.
+    """
+
+    link: Link
+    boundary: hyper_mix.Boundary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +59,19 @@ class Step:
     Attributes:
         boundary: the residual streams and the next sublayer's input.
         spread: the same input for the experts.
+        link: this GPU's end of a pair, whose halves of a sublayer's output meet in `mix`.
+        trial: where joins are tried, while kernels are made; then the streams take this GPU's halves alone.
     """
 
     config: ModelConfig
     contract: Contract
     shapes: KernelShapes
-    inputs: StepInputs
+    inputs: Inputs
     boundary: hyper_mix.Boundary
     spread: ExpertRows
     room: Room
+    link: Link | None = None
+    trial: Trial | None = None
 
     @property
     def rows(self) -> int:
@@ -59,13 +79,40 @@ class Step:
         return self.inputs.tokens.shape[0]
 
     def mix(self, y: Tensor | None, weights: hyper_mix.HyperWeights, *, for_experts: bool = False) -> None:
-        """Add a sublayer's output [S, T, D] to the streams, nothing when None, and make the next one's input."""
+        """Add a sublayer's output [S, T, D] to the streams, nothing when None, and make the next one's input.
+
+        Where GPUs are emulated, `push` must have brought the other one's half.
+        """
+        spread, link = self.spread if for_experts else None, None if y is None else self.link
+        if self.trial is not None and link is not None:
+            self._mix(y, weights, spread, self.trial.link, self.trial.boundary)
+            link = None
+        self._mix(y, weights, spread, link, self.boundary)
+
+    def _mix(
+        self,
+        y: Tensor | None,
+        weights: hyper_mix.HyperWeights,
+        spread: ExpertRows | None,
+        link: Link | None,
+        out: hyper_mix.Boundary,
+    ) -> None:
         hyper_mix.hyper_mix(
             y, self.boundary.stream, None if y is None else self.boundary, weights,
             iterations=self.config.hc_sinkhorn_iters, hc_eps=self.config.hc_eps, norm_eps=self.config.rms_norm_eps,
-            act_fp8=self.contract.act_fp8, spread=self.spread if for_experts else None,
-            out=self.boundary, dependent=True,
+            act_fp8=self.contract.act_fp8, spread=spread, out=out, dependent=True,
+            link=link, pushed=link is not None and self.is_emulated,
         )  # fmt: skip
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether there is no GPU, so that no two kernels run at a time."""
+        return self.boundary.x.device.type == "cpu"
+
+    def push(self, y: Tensor) -> None:
+        """Bring this GPU's half of a sublayer's output to the other one, ahead of `mix`, where they are emulated."""
+        if self.link is not None and self.is_emulated:
+            peer_join.launch(y, self.link, takes=False)
 
     def fp8(self, name: str, rows: RoundedRows, matrix: Fp8Matrix, groups: int = 1) -> Tensor:
         """Multiply; the result [S, T, N] is called `name`."""
@@ -90,8 +137,29 @@ def run_layer(step: Step, y: Tensor | None, weights: RankLayer, caches: LayerCac
     Returns:
         [S, T, D], this layer's last output.
     """
+    return run_experts(step, run_attention(step, y, weights, caches), weights)
+
+
+def run_attention(
+    step: Step,
+    y: Tensor | None,
+    weights: RankLayer,
+    caches: LayerCaches,
+    seen: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """Run the first half of a layer; what it takes and returns is as of `run_layer`.
+
+    Args:
+        seen: called with the streams [T, HC, D] once `y` is in them, to launch what looks at them.
+    """
     step.mix(y, weights.hyper_attention)
-    y = _attend(step, weights.attention, caches)
+    if seen is not None:
+        seen(step.boundary.stream)
+    return _attend(step, weights.attention, caches)
+
+
+def run_experts(step: Step, y: Tensor, weights: RankLayer) -> Tensor:
+    """Run the second half of a layer, of the first half's output."""
     step.mix(y, weights.hyper_experts, for_experts=True)
     return _mix_experts(step, weights.experts)
 

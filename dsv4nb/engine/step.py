@@ -7,6 +7,7 @@ counts and angles follow from them there, so that a captured graph runs at any p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -74,6 +75,21 @@ class Windows:
         if self.places is not None:
             torch.ge(self._numbers, self.visible[:, None], out=self._hidden)
             self.places.copy_(self._numbers).masked_fill_(self._hidden, -1)
+
+
+class Inputs(Protocol):
+    """Where the rows of a step stand and what they see, as a layer asks for it; see `StepInputs`."""
+
+    given: Tensor
+    position: Tensor
+    tokens: Tensor
+    slots: Tensor
+    window: Tensor
+    windows: dict[int, Windows]
+
+    def turn(self, *, is_compressed: bool) -> Tensor: ...
+
+    def refresh(self) -> None: ...
 
 
 class StepInputs:

@@ -12,6 +12,8 @@ from dsv4nb.errors import ReplayMismatch
 from dsv4nb.events import Recipe
 from dsv4nb.session.request import Limits, Request
 
+_FAST = ", or the prompt was read in other chunks behind what was cached of it (prefill='exact' has none)"
+
 
 def recipe_of(request: Request, ids: Sequence[int]) -> Recipe:
     """Return the recipe of the reply `ids` to `request`."""
@@ -33,6 +35,7 @@ def recipe_of(request: Request, ids: Sequence[int]) -> Recipe:
         constraint=None if request.constraint is None else request.constraint.to_json(),
         ids_sha256=digest(ids),
         given=request.given,
+        prefill=limits.prefill if limits else "exact",
     )
 
 
@@ -53,6 +56,12 @@ def request_of(recipe: Recipe, limits: Limits) -> Request:
                 "Load the checkpoint that the recipe names.",
                 param=name,
             )
+    if recipe.prefill != limits.prefill:
+        raise ReplayMismatch(
+            f"the recipe's prompt was read with prefill={recipe.prefill!r}; this model reads with {limits.prefill!r}. "
+            f"Load it with prefill={recipe.prefill!r}.",
+            param="prefill",
+        )
     return Request(
         prompt=recipe.prompt,
         max_new=recipe.max_new,
@@ -86,11 +95,11 @@ def check(recipe: Recipe, ids: Sequence[int]) -> None:
     Raises:
         ReplayMismatch: the ids differ.
     """
-    found = digest(ids)
+    found, other = digest(ids), _FAST if recipe.prefill == "fast" else ""
     if found != recipe.ids_sha256:
         raise ReplayMismatch(
             f"the replay has {len(ids)} ids with SHA-256 {found[:12]}…; the recipe says {recipe.ids_sha256[:12]}…: "
-            "the recipe was changed, or this machine computes other numbers."
+            f"the recipe was changed{other}, or this machine computes other numbers."
         )
 
 

@@ -111,6 +111,7 @@ class Limits:
         spec: how requests speculate that do not say; None without a drafter, and `no_drafter` says why.
         block_size: drafts of a round at most.
         model, weights, arithmetic: name, fingerprint of the files and numeric contract, for recipes.
+        prefill: how prompts are read, for recipes: "exact" or "fast".
     """
 
     max_seq: int
@@ -123,6 +124,7 @@ class Limits:
     model: str = ""
     weights: str = ""
     arithmetic: str = ""
+    prefill: str = "exact"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dsv4nb.engine import rank_layer
+from dsv4nb.engine import rank_drafter, rank_layer
+from dsv4nb.testing.twin_chunks import ChunkTwins, put_chunk
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8
 from dsv4nb_kernels import bf16_rows as bf16_kernel
 from dsv4nb_kernels import fp8_rows as fp8_kernel
+from dsv4nb_kernels._best import Scored
 from dsv4nb_kernels._expert_weights import DownWeights, UpWeights, unpack_down, unpack_up
+from dsv4nb_kernels._peer import Link
 from dsv4nb_kernels._rounded_rows import BLOCK, RoundedRows
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.fp8_rows import Fp8Matrix
@@ -33,7 +36,9 @@ from dsv4nb_kernels.reference import (
     hyper_mix,
     index_rows,
     index_scores,
+    markov_step,
     norm_rope_write,
+    peer_join,
     route,
     sparse_attention,
     top_entries,
@@ -55,12 +60,16 @@ def twin_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         for name in (
             *("bf16_rows", "compress", "expert_down", "expert_up", "fp8_rows", "hyper_mix", "index_rows"),
-            *("index_scores", "route", "sparse_attention", "top_entries"),
+            *("index_scores", "markov_step", "route", "sparse_attention", "top_entries"),
         ):
             stack.enter_context(patch(f"dsv4nb_kernels.{name}.{name}", getattr(twins, name)))
         for name in ("norm_rope_rows", "norm_rope_heads"):
             stack.enter_context(patch(f"dsv4nb_kernels.norm_rope_write.{name}", getattr(twins, name)))
-        stack.enter_context(patch.object(rank_layer, "round_rows", twins.round_rows))
+        for target, twin in ChunkTwins(twins.held, _unpacked_up, _unpacked_down).targets():
+            stack.enter_context(patch(target, twin))
+        for module in (rank_layer, rank_drafter):
+            stack.enter_context(patch.object(module, "round_rows", twins.round_rows))
+        stack.enter_context(patch("dsv4nb_kernels.peer_join.launch", twins.push))
         yield
 
 
@@ -70,19 +79,24 @@ class _Twins:
     def __init__(self) -> None:
         self._matrices: dict[int, Any] = {}  # of the packed ones, by the address of their words
         self._spread: dict[int, Tensor] = {}  # what `hyper_mix` left for the experts, by the address of its room
+        self._pushed: dict[int, Tensor] = {}  # the other GPU's half of a sum, by the address that it is pushed to
+
+    def push(self, parts: Tensor, link: Link, *, takes: bool) -> None:
+        assert not takes and link.theirs.words.data_ptr() not in self._pushed, "a half that nobody took"
+        self._pushed[link.theirs.words.data_ptr()] = parts.sum(0, keepdim=True)
 
     def fp8_rows(
         self, rows: RoundedRows, matrix: Fp8Matrix, *, groups: int = 1, out: Tensor, dependent: bool = False
     ) -> Tensor:
-        weight = self._held(matrix.words, lambda: unpack_fp8(*fp8_kernel.unpack(matrix)))
+        weight = self.held(matrix.words, lambda: unpack_fp8(*fp8_kernel.unpack(matrix)))
         parts = zip(_values(rows).chunk(groups, 1), weight.chunk(groups), strict=True)
         return _put(out, torch.cat([_product(x, part) for x, part in parts], 1))
 
     def bf16_rows(self, x: Tensor, matrix: Bf16Matrix, *, out: Tensor, dependent: bool = False) -> Tensor:
-        return _put(out, _product(x.float(), self._held(matrix.words, lambda: bf16_kernel.unpack(matrix).float())))
+        return _put(out, _product(x.float(), self.held(matrix.words, lambda: bf16_kernel.unpack(matrix).float())))
 
     def round_rows(self, x: Tensor, *, act_fp8: bool, out: RoundedRows, dependent: bool = False) -> RoundedRows:
-        return _put_rounded(out, _bf16(x.sum(0)), act_fp8)
+        return _put_rounded(out, _bf16(x.sum(0) if x.ndim == 3 else x.float()), act_fp8)
 
     def hyper_mix(
         self,
@@ -98,10 +112,14 @@ class _Twins:
         spread: Any,
         out: Boundary,
         dependent: bool = False,
+        link: Link | None = None,
+        pushed: bool = False,
     ) -> Boundary:
         streams = stream.float()
         if y is not None and before is not None:
-            streams = _bf16(hyper_mix.hyper_expand(_bf16(y.sum(0)), streams, before.post, before.comb))
+            assert pushed == (link is not None)
+            joined = y.sum(0) if link is None else peer_join.peer_join(y, self._pushed.pop(link.mine.words.data_ptr()))
+            streams = _bf16(hyper_mix.hyper_expand(_bf16(joined), streams, before.post, before.comb))
         out.stream.copy_(streams)
         rows, hc, width = streams.shape
         tiles = torch.zeros(rows, TILE, hc, width)
@@ -116,7 +134,10 @@ class _Twins:
             )
             out.post.copy_(mixed.post[::TILE])
             out.comb.copy_(mixed.comb[::TILE])
-        _put_rounded(out.rounded, out.x.float(), act_fp8)
+        if out.arranged is None:
+            _put_rounded(out.rounded, out.x.float(), act_fp8)
+        else:
+            put_chunk(out.arranged, out.x.float(), act_fp8)
         if spread is not None:
             self._spread[spread.values.data_ptr()] = _values(out.rounded)
         return out
@@ -261,7 +282,7 @@ class _Twins:
         out: Tensor,
         dependent: bool = False,
     ) -> Tensor:
-        gate_up = self._held(up.routed, lambda: _unpacked_up(up))
+        gate_up = self.held(up.routed, lambda: _unpacked_up(up))
         lines = []
         for x, chosen, shares in zip(self._spread[rows.values.data_ptr()], experts, weights, strict=True):
             lines += [
@@ -280,7 +301,7 @@ class _Twins:
         out: Tensor,
         dependent: bool = False,
     ) -> Tensor:
-        weight = self._held(down.routed, lambda: _unpacked_down(down))
+        weight = self.held(down.routed, lambda: _unpacked_down(down))
         k = experts.shape[1]
         lines = round_fp8(inner, BLOCK)
         for i, chosen in enumerate(experts.tolist()):
@@ -290,7 +311,24 @@ class _Twins:
                 out[i] += weight[expert] @ lines[first + j]
         return out
 
-    def _held(self, words: Tensor, unpack: Any) -> Any:
+    def markov_step(
+        self,
+        base: Tensor,
+        tokens: Tensor,
+        markov_in: Tensor,
+        markov_out: Tensor,
+        first_id: int = 0,
+        *,
+        parts: object,
+        out: Scored,
+        dependent: bool = False,
+    ) -> Scored:
+        found = markov_step.markov_step(base, tokens.long(), markov_in.float(), markov_out.float(), first_id)
+        for room, value in zip((out.logits, *out.best), found, strict=True):
+            room.copy_(value)
+        return out
+
+    def held(self, words: Tensor, unpack: Any) -> Any:
         address = words.data_ptr()
         if address not in self._matrices:
             self._matrices[address] = words, unpack()  # as long as the words are held, nothing else stands there

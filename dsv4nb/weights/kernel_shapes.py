@@ -6,7 +6,7 @@ change no bit of its numbers; V4-Flash needs none. Where filling cannot help, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from dsv4nb.checkpoint.config import ModelConfig
@@ -43,17 +43,28 @@ class KernelShapes:
     inner: int
 
 
-def kernel_shapes(config: ModelConfig) -> KernelShapes:
-    """Return the sizes of `config` for the kernels.
+def rank_config(config: ModelConfig, ranks: int) -> ModelConfig:
+    """Return what one of `ranks` runs of every layer: its heads, its groups of them, its part of the experts' width."""
+    return replace(
+        config,
+        num_attention_heads=config.num_attention_heads // ranks,
+        o_groups=config.o_groups // ranks,
+        moe_intermediate_size=config.moe_intermediate_size // ranks,
+    )
+
+
+def kernel_shapes(config: ModelConfig, ranks: int = 1) -> KernelShapes:
+    """Return the sizes of `config` for the kernels of one of `ranks`, into which it divides.
 
     Raises:
         CheckpointError: no filling makes the model fit; the message names the field, its value and what is possible.
     """
-    for field, value, fits, limit in _limits(config):
+    for field, value, fits, limit in _limits(config, ranks):
         if not fits:
             raise CheckpointError(
                 f"{field} is {value}; the GPU engine runs {limit}. devices='cpu' runs this model", param=field
             )
+    config = rank_config(config, ranks)
     together = config.num_attention_heads // config.o_groups
     heads = lcm(HEADS, together)
     while heads < config.num_attention_heads or heads // together * config.o_lora_rank % COLUMNS:
@@ -76,7 +87,7 @@ def filled(size: int, whole: int) -> int:
     return -(-size // whole) * whole
 
 
-def _limits(config: ModelConfig) -> list[tuple[str, object, bool, str]]:
+def _limits(config: ModelConfig, ranks: int) -> list[tuple[str, object, bool, str]]:
     """List (field, value, whether it fits, what would) of everything that cannot be filled up."""
     heads, groups = config.num_attention_heads, config.o_groups
     width, index = config.head_dim, config.index_head_dim
@@ -110,7 +121,7 @@ def _limits(config: ModelConfig) -> list[tuple[str, object, bool, str]]:
             f"up to {CHOICES_MAX // STEP_ROWS}",
         ),
         ("moe_intermediate_size", config.moe_intermediate_size, config.moe_intermediate_size % 128 == 0, "whole 128s"),
-        ("vocab_size", config.vocab_size, config.vocab_size % ROWS == 0, f"multiples of {ROWS}"),
+        ("vocab_size", config.vocab_size, config.vocab_size % (ranks * ROWS) == 0, f"multiples of {ranks * ROWS}"),
         ("expert_dtype", config.expert_dtype, config.expert_dtype == "fp4", "FP4 experts"),
         ("quantization_config", "absent", config.quantized, "FP8 projections"),
     ]
@@ -118,3 +129,22 @@ def _limits(config: ModelConfig) -> list[tuple[str, object, bool, str]]:
 
 def _is_power(size: int) -> bool:
     return size > 0 and size & (size - 1) == 0
+
+
+def chunk_fault(config: ModelConfig, shapes: KernelShapes) -> str:
+    """Return why a prompt of such a model cannot go through the kernels of a chunk, "" where it can.
+
+    They take larger tiles than those of decode rows, and nothing is filled up for them alone.
+    """
+    has_indexer, width = 4 in config.compress_ratios[: config.num_hidden_layers], shapes.heads * config.head_dim
+    for name, value, fits, limit in (
+        ("heads", shapes.heads, shapes.heads % 32 == 0, "multiples of 32"),
+        ("o_lora_rank", config.o_lora_rank, config.o_lora_rank % 128 == 0, "multiples of 128"),
+        ("sliding_window", config.sliding_window, config.sliding_window % 64 == 0, "multiples of 64"),
+        ("index_topk", config.index_topk, not has_indexer or config.index_topk % 64 == 0, "multiples of 64"),
+        ("n_routed_experts", config.n_routed_experts, config.n_routed_experts <= 1024, "1024 at most"),
+        ("heads times head_dim", width, width <= 32768, "32768 at most"),
+    ):
+        if not fits:
+            return f"{name} is {value}; a chunk's kernels take {limit}"
+    return ""

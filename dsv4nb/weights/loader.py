@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,8 +19,9 @@ from dsv4nb.checkpoint.headers import TensorEntry
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.errors import CheckpointError, NotEnoughMemory
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8, unpack_nvfp4
+from dsv4nb.weights.placement import Stored
 from dsv4nb.weights.progress import LoadStep, Progress
-from dsv4nb.weights.reader import Reader
+from dsv4nb.weights.reader import Reader, TensorSource
 from dsv4nb.weights.store import (
     AttentionWeights,
     CompressorWeights,
@@ -80,7 +81,7 @@ def _load(checkpoint: Checkpoint, device: torch.device, has_drafter: bool, on_pr
     entries = {name: entry for name, entry in checkpoint.entries.items() if has_drafter or not name.startswith("mtp.")}
     layers = []
     with torch.inference_mode(), Reader(entries) as reader:
-        source = _Source(reader, device, None if on_progress is None else Meter(reader, entries, device, on_progress))
+        source = _Source(reader, device, None if on_progress is None else Meter(reader, entries, [device], on_progress))
         embed, head = source.plain("embed.weight"), source.plain("head.weight")
         hyper_head = _hyper_head(source, "")
         for layer in range(config.num_hidden_layers):
@@ -100,28 +101,31 @@ class Meter:
     """Tells how far the reading has come."""
 
     def __init__(
-        self, reader: Reader, entries: Mapping[str, TensorEntry], device: torch.device, tell: Progress
+        self, reader: TensorSource, entries: Mapping[str, Stored], devices: Sequence[torch.device], tell: Progress
     ) -> None:
-        self._reader, self._entries, self._device, self._tell = reader, entries, str(device), tell
+        self._reader, self._tell = reader, tell
+        self._devices = [str(device) for device in devices]
         self._total = sum(entry.nbytes for entry in entries.values())
         self._shards: dict[Path, int] = {}
-        for file in sorted({entry.file for entry in entries.values()}):
+        # of tensors that lie in files
+        self._files = {name: entry.file for name, entry in entries.items() if isinstance(entry, TensorEntry)}
+        for file in sorted(set(self._files.values())):
             self._shards[file] = len(self._shards) + 1
-        self._placed = 0
+        self._placed = [0] * len(devices)
 
-    def placed(self, name: str, placed_bytes: int) -> None:
-        """Tell that tensor `name` was read, and what it takes where it stays."""
-        entry = self._entries[name]
-        self._placed += placed_bytes
+    def placed(self, name: str, *placed_bytes: int) -> None:
+        """Tell that tensor `name` was read, and what it takes on each device."""
+        file = self._files.get(name)
+        self._placed = [sum(both) for both in zip(self._placed, placed_bytes, strict=True)]
         self._tell(
             LoadStep(
                 phase="weights",
                 done_bytes=self._reader.bytes_read,
                 total_bytes=self._total,
-                shard=entry.file.name,
-                n_shard=self._shards[entry.file],
+                shard="" if file is None else file.name,
+                n_shard=0 if file is None else self._shards[file],
                 n_shards=len(self._shards),
-                placed=((self._device, self._placed),),
+                placed=tuple(zip(self._devices, self._placed, strict=True)),
             )
         )
 

@@ -14,7 +14,8 @@ tensor      every rank runs every layer and holds a share of each large matrix: 
 pipeline    a rank runs consecutive layers, cut so that the largest rank is as small as can be. `embed` is on the first;
             the head and the drafter are on the last, with a second `embed` for the drafter where there is one
 
-A scale is cut where its weight is: ranges are whole blocks of every format.
+A scale is cut where its weight is. Ranges are whole blocks of every format but one: where a rank's range is an equal
+part of one 128x128 tile of FP8, as in models smaller than V4-Flash, each rank that shares the tile has its scale.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, Protocol
 
 from dsv4nb.checkpoint.config import ModelConfig
-from dsv4nb.checkpoint.inventory import FP8_BLOCK
+from dsv4nb.checkpoint.inventory import FP4_BLOCK, FP8_BLOCK
 from dsv4nb.checkpoint.names import TensorName, parse_name
 from dsv4nb.errors import RequestError
 
@@ -192,9 +193,10 @@ def _axis(where: TensorName) -> int | None:
 
 
 def _share(shape: tuple[int, ...], axis: int, rank: int, ranks: int) -> Part:
-    step, rest = divmod(shape[axis], ranks)
-    assert rest == 0, (shape, axis, ranks)
-    return Part(axis=axis, first=rank * step, last=(rank + 1) * step, shape=(*shape[:axis], step, *shape[axis + 1 :]))
+    extent = shape[axis]
+    first, step = rank * extent // ranks, max(extent // ranks, 1)  # one where ranks share a tile and so its scale
+    assert extent % ranks == 0 or ranks % extent == 0, (shape, axis, ranks)
+    return Part(axis=axis, first=first, last=first + step, shape=(*shape[:axis], step, *shape[axis + 1 :]))
 
 
 def _whole(shape: tuple[int, ...]) -> Part:
@@ -220,7 +222,11 @@ def _units(c: ModelConfig) -> tuple[tuple[str, int, int, str], ...]:
 
 def _require_even(config: ModelConfig, ranks: int) -> None:
     def fits(extent: int, multiple: int, ranks: int) -> bool:
-        return ranks == 1 or extent % (multiple * ranks) == 0
+        share, rest = divmod(extent, ranks)
+        if ranks == 1 or rest:
+            return ranks == 1
+        shares_a_tile = extent % multiple == 0 and multiple % share == 0 and share % FP4_BLOCK == 0
+        return share % multiple == 0 or shares_a_tile
 
     units = _units(config)
     for field, extent, multiple, what in units:

@@ -16,7 +16,7 @@ class LoadStep:
     Attributes:
         phase: headers: files are opened and checked; weights: tensors are read; engine: it is made ready to run.
         done_bytes, total_bytes: of the tensors in the files; 0 until they are known.
-        shard: the file that is read, the `n_shard`th of `n_shards`.
+        shard: the file that is read, the `n_shard`th of `n_shards`; "" and 0 of tensors that are in no file.
         placed: (device, bytes of the weights that are on it) each, as they are laid out there.
     """
 

@@ -104,12 +104,35 @@ class RankLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankWeights:
-    """What one rank holds of the trunk.
+class RankDraft:
+    """The DSpark drafter; r is the Markov rank, K the number of tapped layers.
 
     Attributes:
-        embed: [V, D] bfloat16; head: [V, D].
+        main: [D, K·D], from the taps; main_norm: [D] float32.
+        stages: each a layer of ratio 0.
+        hyper_head: the collapse behind the last stage, and its norm.
+        markov_in: [V, r] bfloat16; markov_out: the same, of several ranks each has its range of the vocabulary.
+        confidence: [D + r] float32, of the collapsed stream, then of the token before.
+    """
+
+    main: Fp8Matrix
+    main_norm: Tensor
+    stages: tuple[RankLayer, ...]
+    hyper_head: HyperWeights
+    markov_in: Tensor
+    markov_out: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWeights:
+    """What one rank holds.
+
+    Attributes:
+        embed: [V, D] bfloat16; head: [V, D], of several ranks each has its range of the vocabulary.
         hyper_head: the last collapse and the final norm.
+        draft: None without a drafter.
+        draft_fault: why the checkpoint's drafter is not kept; "" where it is, and where it was not wanted.
     """
 
     device: torch.device
@@ -118,6 +141,8 @@ class RankWeights:
     layers: tuple[RankLayer, ...]
     hyper_head: HyperWeights
     head: Bf16Matrix
+    draft: RankDraft | None = None
+    draft_fault: str = ""
 
     @property
     def resident_bytes(self) -> int:

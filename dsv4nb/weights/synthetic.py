@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import re
 import sys
@@ -33,7 +32,15 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig, from_hf
 from dsv4nb.checkpoint.inventory import Drafter, ExpertFormat, Spec, expected_tensors
 from dsv4nb.checkpoint.opening import TOKENIZER
-from dsv4nb.checkpoint.synthetic import EXPERT_FORMATS, SHAPES, Format, hf_config, inference_config, official_shard
+from dsv4nb.checkpoint.synthetic import (
+    EXPERT_FORMATS,
+    SHAPES,
+    Format,
+    field_change,
+    hf_config,
+    inference_config,
+    official_shard,
+)
 from dsv4nb.encoding.byte_tokenizer import byte_tokenizer
 from dsv4nb.errors import Dsv4Error
 from dsv4nb.weights.packing import FP8_MAX, e8m0_to_float, pack_fp8, spread_tiles, unpack_fp4, unpack_fp8
@@ -72,6 +79,8 @@ class SyntheticReader:
         device: where tensors are made and stay. The bytes of a CPU and of a GPU differ.
 
     Attributes:
+        name: for people.
+        config, expert_format: what is made up.
         entries: what there is, by official name: for `place`, and for whoever asks for sizes.
         bytes_read: bytes of the tensors made so far, as stored.
     """
@@ -86,9 +95,9 @@ class SyntheticReader:
     ) -> None:
         drafter = _drafter(config)
         stored: Mapping[str, ExpertFormat] = {"fp4": "fp4", "fp8": "fp8", "bf16": "bf16"}
-        self.entries: Mapping[str, Spec] = expected_tensors(
-            config, drafter, expert_format or stored[config.expert_dtype]
-        )
+        self.name, self.config = "random weights", config
+        self.expert_format: ExpertFormat = expert_format or stored[config.expert_dtype]
+        self.entries: Mapping[str, Spec] = expected_tensors(config, drafter, self.expert_format)
         # what is drawn; other formats are made of it
         self._drawn = expected_tensors(replace(config, quantized=True, expert_dtype="fp4"), drafter, "fp4")
         self._n_experts = config.n_routed_experts
@@ -240,21 +249,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="an empty folder, or one to make")
     parser.add_argument("--layers", type=int, metavar="N", help="as many as the shape has when left out")
     parser.add_argument("--experts", type=int, metavar="N", help="routed experts of a layer")
-    any_field = parser.add_argument("--set", type=_change, action="append", default=[], metavar="FIELD=VALUE")
+    any_field = parser.add_argument("--set", type=field_change, action="append", default=[], metavar="FIELD=VALUE")
     any_field.help = "a field of config.json; may be repeated"
     parser.add_argument("--format", choices=list(EXPERT_FORMATS), default="fp8fp4")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--device", default="cpu", help="where the numbers are made; a GPU makes others than a CPU")
     return parser
-
-
-def _change(text: str) -> tuple[str, Any]:
-    field, is_there, value = text.partition("=")
-    try:
-        return field, json.loads(value)
-    except json.JSONDecodeError:
-        wanted = "JSON after the =" if is_there else "FIELD=VALUE"
-        raise argparse.ArgumentTypeError(f"{text!r} must have {wanted}, as in hidden_size=512") from None
 
 
 def _drafter(config: ModelConfig) -> Drafter:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+import dsv4nb
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.contract import BF16_FULL, CLAMP_ONLY, FP32_PLAIN, REF_FP8_ROUND
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.device import DeviceEngine, bf16_contract
-from dsv4nb.engine.gpus import require_one_gpu
+from dsv4nb.engine.gpus import require_gpus, require_one_gpu
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
 from dsv4nb.errors import EngineError, RequestError
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
@@ -93,7 +94,7 @@ def test_refuses_by_name_what_cannot_run(engine: DeviceEngine, small: Checkpoint
         (lambda: engine.commit(state, 1), "left 0 rows"),
         (lambda: engine.forward_rows(other.new_state(), [1]), "new_state"),
         (lambda: engine.restore(other.capture(other.new_state())), "capture"),
-        (lambda: engine.draft(state, 1, lambda row, slot, before: 0), "does not draft yet"),
+        (lambda: engine.draft(state, 1, lambda row, slot, before: 0), "has no drafter"),
         (lambda: engine.load({}, 193), "max_seq 192"),
     ):
         with pytest.raises(EngineError, match=told):
@@ -113,13 +114,44 @@ def test_without_a_gpu_one_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RequestError, match=r"devices is 0; torch .* here; devices='cpu' runs everywhere"):
         require_one_gpu((0,))
-    with pytest.raises(RequestError, match=r"devices is 0,1; this version runs on one GPU"):
+    with pytest.raises(RequestError, match=r"devices is 0,1; this runs on one GPU"):
         require_one_gpu((0, 1))
+    with pytest.raises(RequestError, match=r"devices is 0,1; torch .* here; devices='cpu' runs everywhere"):
+        require_gpus((0, 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert require_one_gpu((1,)) == 1
     with pytest.raises(RequestError, match=r"devices is 2; this machine has 2 CUDA devices"):
         require_one_gpu((2,))
+    with pytest.raises(RequestError, match=r"devices is 0,2; this machine has 2 CUDA devices"):
+        require_gpus((0, 2))
+
+
+def test_two_gpus_are_taken_where_they_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) != (2, 0))
+    assert require_gpus((1, 0)) == (1, 0) == require_gpus((1, 0), "tensor")
+    with pytest.raises(RequestError, match=r"GPU 2 does not reach the memory of GPU 0 .*or one: devices=0") as refused:
+        require_gpus((0, 2))
+    assert refused.value.param == "devices"
+    with pytest.raises(RequestError, match=r"devices is 2,1,0; this version runs on one GPU, on two .*\(2, 1\)"):
+        require_gpus((2, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("devices", "placement", "told"),
+    [
+        ((0, 1), "pipeline", "placement is 'pipeline'; this version does not run layers on one GPU after the other"),
+        ((0, 1), "tensors", "placement is 'tensors'; it must be 'tensor'"),
+        (0, "tensor", "placement is 'tensor' on 1 GPU; it is how two GPUs share a model"),
+        ("cpu", "tensor", "placement is 'tensor' on the CPU"),
+    ],
+)
+def test_placements_that_there_are_not_are_refused(devices: Any, placement: str, told: str) -> None:
+    with pytest.raises(RequestError, match=told) as refused:
+        dsv4nb.load("toy", devices=devices, placement=placement)
+    assert refused.value.param == "placement"
 
 
 @pytest.mark.parametrize("pos", [0, 1, 31, 33, 130, 192])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import dsv4nb
 from dsv4nb import model as assembling
@@ -27,11 +29,11 @@ def on_twins() -> Iterator[None]:
     load = DeviceEngine.from_checkpoint
 
     def from_checkpoint(*args: Any, **options: Any) -> DeviceEngine:
-        assert options.pop("device") == "cuda:0"
+        assert options.pop("device") == ["cuda:0"]
         return load(*args, device="cpu", **options)
 
     with pytest.MonkeyPatch.context() as patch, twin_kernels():
-        patch.setattr(assembling, "require_one_gpu", lambda ids: ids[0])
+        patch.setattr(assembling, "require_gpus", lambda ids, placement: ids)
         patch.setattr(DeviceEngine, "from_checkpoint", from_checkpoint)
         yield
 
@@ -78,13 +80,53 @@ def test_its_card_says_where_and_how_it_runs(model: Model) -> None:
     assert model.info.device == "GPU 0"
     assert model.info.contract.startswith("bf16_full (")
     assert model.info.contract.endswith("in bfloat16 between the roundings)")
-    assert "the GPU engine does not draft yet; it decodes plainly" in model.info.drafter
+    assert model.info.drafter == "DSpark, 5 drafts a round"
+
+
+@pytest.fixture(scope="module", params=["twins", pytest.param("gpu", marks=pytest.mark.gpu)])
+def speculating(request: pytest.FixtureRequest) -> Iterator[Model]:
+    if request.param == "twins":
+        request.getfixturevalue("on_twins")
+    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=True) as model:
+        yield model
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, *({"temperature": 1.0, "seed": seed} for seed in (1, 2, 3))])
+def test_speculation_gives_the_plain_text(speculating: Model, options: dict[str, Any]) -> None:
+    plain = speculating.generate(ASKED, max_new=40, spec=False, **options)
+    for depth in (None, 3):
+        reply = speculating.generate(ASKED, max_new=40, spec_depth=depth, **options)
+        assert (reply.ids, reply.text) == (plain.ids, plain.text) and not plain.rounds
+        assert sum(played.accepts for played in reply.rounds) > 0
+
+
+def test_a_chat_that_speculates_forks_and_goes_on_as_a_plain_one(speculating: Model) -> None:
+    texts = []
+    for spec in (True, False):
+        speculating.cache.clear()
+        chat = speculating.chat(temperature=0.0, max_new=30, spec=spec)
+        replies = [chat.send(ASKED)]
+        fork = chat.fork()
+        replies += [chat.send("What is 47 + 38?"), fork.send("Hello!"), chat.regenerate()]
+        texts.append([reply.text for reply in replies])
+        assert replies[1].done.n_cached > 0 and bool(replies[1].rounds) == spec
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.usefixtures("on_twins")
-def test_a_drafter_that_is_asked_for_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CheckpointError, match="cannot run: the GPU engine does not draft yet"):
-        dsv4nb.load("toy", devices=0, max_seq=384, drafter=True)
+def test_a_broken_drafter_is_named_and_the_model_still_answers(tmp_path: Path) -> None:
+    shutil.copytree(Path(dsv4nb.__file__).parent / "toy" / "model", tmp_path / "model")
+    name = "mtp.1.attn.kv_norm.weight"
+    (shard,) = (file for file in (tmp_path / "model").glob("*.safetensors") if name in load_file(file))
+    tensors = load_file(shard)
+    tensors[name][5] = float("nan")
+    save_file(tensors, shard, metadata={"format": "pt"})
+    with dsv4nb.load(tmp_path / "model", devices=0, max_seq=384) as broken:
+        assert broken.info.drafter == f"none: the drafter of the checkpoint cannot run: {name} is not finite"
+        reply = broken.generate(ASKED, temperature=0.0, max_new=20)
+        assert reply.text and not reply.rounds
+    with pytest.raises(CheckpointError, match=f"cannot run: {name} is not finite"):
+        dsv4nb.load(tmp_path / "model", devices=0, max_seq=384, drafter=True)
 
 
 @pytest.mark.usefixtures("on_twins")

@@ -67,6 +67,8 @@ def test_what_was_changed_is_noticed(model: Model) -> None:
     assert (caught.value.param, caught.value.code) == ("weights", "replay_mismatch")
     with pytest.raises(ReplayMismatch, match="arithmetic 'other'"):
         model.replay(replace(recipe, arithmetic="other"))
+    with pytest.raises(ReplayMismatch, match="read with prefill='fast'; this model reads with 'exact'"):
+        model.replay(replace(recipe, prefill="fast"))
 
 
 def test_a_recipe_survives_being_written_down(model: Model) -> None:
@@ -75,6 +77,9 @@ def test_a_recipe_survives_being_written_down(model: Model) -> None:
     told = recipe.to_json()
     assert json.loads(told)["model"] == "toy" and json.loads(told)["arithmetic"] == "ref_fp8_round"
     read = Recipe.from_json(told)
+    assert read.prefill == "exact"
+    older = {name: value for name, value in json.loads(told).items() if name not in ("given", "prefill")}
+    assert Recipe.from_json(json.dumps(older)) == recipe
     assert read == recipe and hash(read.config) == hash(recipe.config)
     assert model.replay(read).recipe == recipe
 

@@ -10,7 +10,7 @@ import pytest
 from dsv4nb.checkpoint.config import ModelConfig, from_hf
 from dsv4nb.errors import CheckpointError
 from dsv4nb.testing.tiny_checkpoint import tiny_hf_config
-from dsv4nb.weights.kernel_shapes import KernelShapes, filled, kernel_shapes
+from dsv4nb.weights.kernel_shapes import KernelShapes, filled, kernel_shapes, rank_config
 
 FLASH: dict[str, Any] = {
     "hidden_size": 4096,
@@ -45,6 +45,15 @@ def test_half_of_the_real_model_is_run_as_it_is(tiny: ModelConfig) -> None:
     assert kernel_shapes(replace(tiny, **half)) == KernelShapes(
         heads=32, groups=4, latent=1024, index_heads=64, experts=256, inner=1024
     )
+
+
+def test_a_rank_of_two_runs_half_of_the_model(tiny: ModelConfig) -> None:
+    assert kernel_shapes(replace(tiny, **FLASH), 2) == KernelShapes(
+        heads=32, groups=4, latent=1024, index_heads=64, experts=256, inner=1024
+    )
+    assert rank_config(replace(tiny, **FLASH), 2).num_attention_heads == 32
+    with pytest.raises(CheckpointError, match="vocab_size is 129296; the GPU engine runs multiples of 32"):
+        kernel_shapes(replace(tiny, **{**FLASH, "vocab_size": 129296}), 2)
 
 
 def test_a_small_model_is_filled_up_to_whole_tiles(tiny: ModelConfig) -> None:

@@ -242,9 +242,15 @@ def test_no_other_cut_of_a_pipeline_has_a_smaller_largest_rank(
             "moe_intermediate_size",
             "moe_intermediate_size is 384: 384 columns in FP8 tiles of 128 do not divide into 2 ranks",
         ),
-        ({"moe_intermediate_size": 256}, 4, "moe_intermediate_size", "takes 1 or 2 ranks"),
+        ({"moe_intermediate_size": 768}, 4, "moe_intermediate_size", "takes 1 or 2 ranks"),
+        ({"moe_intermediate_size": 128}, 8, "moe_intermediate_size", "takes 1, 2 or 4 ranks"),
         ({"vocab_size": 129281}, 2, "vocab_size", "129281 tokens do not divide into 2 ranks"),
-        ({"o_lora_rank": 16}, 2, "o_lora_rank", "o_lora_rank is 16: 128 rows in FP8 tiles of 128 do"),
+        (
+            {"o_groups": 6, "num_attention_heads": 6, "o_lora_rank": 64},
+            2,
+            "o_lora_rank",
+            "o_lora_rank is 64: 384 rows in FP8 tiles of 128 do not divide into 2 ranks",
+        ),
         (
             {"num_attention_heads": 8, "head_dim": 192},
             8,
@@ -261,6 +267,22 @@ def test_a_model_that_does_not_divide_is_refused_with_the_numbers_and_the_way_ou
         place(config, entries, ranks=ranks, kind="tensor")
     assert message in str(refused.value) and refused.value.param == field
     assert len(place(config, entries, ranks=ranks, kind="pipeline").layers) == ranks
+
+
+@pytest.mark.parametrize(("inner", "ranks"), [(128, 2), (128, 4), (256, 4)])
+def test_ranks_that_share_a_tile_have_its_scale_each(inner: int, ranks: int) -> None:
+    sizes = {"moe_intermediate_size": inner, "o_groups": 4, "num_attention_heads": 4}
+    changes = {**sizes, "n_routed_experts": 2, "num_hidden_layers": 3}
+    config, entries = model("tiny-0731", changes)
+    placement, reader = place(config, entries, ranks=ranks, kind="tensor"), SyntheticReader(config)
+    for name in ("shared_experts.w1", "shared_experts.w2", "experts.1.w1", "experts.1.w2"):
+        leaves = [f"layers.1.ffn.{name}.{leaf}" for leaf in ("weight", "scale")]
+        unpack = unpack_fp4 if reader.dtype(leaves[0]) == "I8" else unpack_fp8
+        parts = []
+        for rank in range(ranks):
+            held = [(leaf, placement.parts(leaf)[rank]) for leaf in leaves]
+            parts.append(unpack(*(reader.read(leaf)[part.index] for leaf, part in held if part is not None)))
+        assert torch.equal(torch.cat(parts, int(name.endswith("w2"))), unpack(*map(reader.read, leaves))), name
 
 
 def test_a_plain_checkpoint_has_no_tiles_to_keep_whole() -> None:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 import dsv4nb
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
-from dsv4nb.errors import CheckpointError, NotEnoughMemory
+from dsv4nb.errors import CheckpointError, NotEnoughMemory, RequestError
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 from dsv4nb.weights import rank_loader
 from dsv4nb.weights.loader import load_weights
-from dsv4nb.weights.packing import unpack_fp8
+from dsv4nb.weights.packing import unpack_fp4, unpack_fp8
 from dsv4nb.weights.progress import LoadStep
 from dsv4nb.weights.rank_loader import load_ranks
 from dsv4nb.weights.rank_store import RankWeights
@@ -179,9 +179,85 @@ def test_other_formats_and_sizes_are_refused_before_anything_is_read(
         load_ranks(checkpoint, [CPU])
 
 
-def test_two_ranks_are_refused_by_name(toy: Checkpoint) -> None:
-    with pytest.raises(CheckpointError, match="weights for 2 ranks; the GPU engine runs on one GPU"):
+@pytest.fixture(scope="module")
+def halves(toy: Checkpoint) -> tuple[RankWeights, ...]:
+    return load_ranks(toy, [CPU, CPU])
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_two_ranks_have_halves_of_what_is_large(halves: tuple[RankWeights, ...], plain: Weights, number: int) -> None:
+    wanted, parts = plain.layers[number], [rank.layers[number] for rank in halves]
+    query, low, out = (
+        [numbers(getattr(part.attention, name)) for part in parts] for name in ("query", "groups", "out")
+    )
+    rows = 2 * 128  # two heads of four, and one group of two
+    assert all(corner(q, w) for q, w in zip(query, wanted.attention.query.weight.split(rows), strict=True))
+    assert all(corner(g, w) for g, w in zip(low, wanted.attention.groups, strict=True))
+    assert all(corner(o, w) for o, w in zip(out, wanted.attention.out.weight.split(64, 1), strict=True))
+    assert torch.equal(torch.cat([part.attention.sink[:2] for part in parts]), wanted.attention.sink)
+    for rank, part in enumerate(parts):
+        gate, up, shared_gate, shared_up = unpack_up(part.experts.up)
+        down, shared_down = unpack_down(part.experts.down)
+        mine = slice(64 * rank, 64 * rank + 64)
+        for expert in range(8):
+            both = wanted.experts.up[expert].split(128)
+            for found, theirs in zip((gate, up), both, strict=True):
+                assert corner(unpack_fp4(found[0][expert], found[1][expert]), theirs[mine])
+            assert corner(unpack_fp4(down[0][expert], down[1][expert]), wanted.experts.down[expert][:, mine])
+        for shared, theirs in zip((shared_gate, shared_up), wanted.experts.up[-1].split(128), strict=True):
+            assert corner(unpack_fp8(*shared), theirs[mine])
+        assert corner(unpack_fp8(*shared_down), wanted.experts.down[-1][:, mine])
+
+
+def test_two_ranks_have_what_is_small_whole(halves: tuple[RankWeights, ...], packed: RankWeights) -> None:
+    assert torch.equal(torch.cat([bf16_rows.unpack(rank.head) for rank in halves]), bf16_rows.unpack(packed.head))
+    for rank in halves:
+        assert torch.equal(rank.embed, packed.embed)
+        assert torch.equal(rank.hyper_head.fn, packed.hyper_head.fn)
+        for ours, theirs in zip(rank.layers, packed.layers, strict=True):
+            assert torch.equal(ours.attention.down.words, theirs.attention.down.words)
+            assert torch.equal(ours.experts.gate.words, theirs.experts.gate.words)
+            assert torch.equal(ours.hyper_experts.fn, theirs.hyper_experts.fn)
+            if ours.attention.indexer is not None and theirs.attention.indexer is not None:
+                assert torch.equal(ours.attention.indexer.query.words, theirs.attention.indexer.query.words)
+                assert torch.equal(ours.attention.indexer.heads.words, theirs.attention.indexer.heads.words)
+
+
+def test_two_ranks_read_each_tensor_once(toy: Checkpoint) -> None:
+    steps: list[LoadStep] = []
+    load_ranks(toy, [CPU, CPU], on_progress=steps.append)
+    trunk = [entry for name, entry in toy.entries.items() if not name.startswith("mtp.")]
+    assert len(steps) == len(trunk)
+    assert steps[-1].done_bytes == sum(entry.nbytes for entry in trunk)
+    (_, first), (_, second) = steps[-1].placed
+    assert first == second == 6_185_532
+
+
+def test_a_second_rank_that_fails_leaves_nothing_of_the_first(toy: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Any]] = []
+    pack = rank_loader.pack_layer
+
+    def watched(*args: Any, **options: Any) -> Any:
+        if len(alive) == 3:  # of the second layer's second rank
+            raise torch.OutOfMemoryError("no room on the second GPU")
+        layer = pack(*args, **options)
+        alive.append(weakref.ref(layer.experts.up.routed))
+        return layer
+
+    monkeypatch.setattr(rank_loader, "pack_layer", watched)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         load_ranks(toy, [CPU, CPU])
+    gc.collect()
+    assert caught.value.__traceback__ is not None
+    assert [ref() for ref in alive] == [None] * 3
+
+
+def test_numbers_of_ranks_that_do_not_divide_the_model_are_refused(
+    toy: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_loader, "Reader", None)
+    with pytest.raises(RequestError, match="o_groups is 2: 2 groups of heads do not divide into 3 ranks"):
+        load_ranks(toy, [CPU] * 3)
 
 
 def test_a_damaged_scale_is_named_with_its_layer(toy: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,3 +279,12 @@ def test_weights_larger_than_the_gpu_are_refused_before_anything_is_read(
     monkeypatch.setattr(rank_loader, "Reader", None)
     with pytest.raises(NotEnoughMemory, match=r"as it is stored, on cuda:0; there are 0\.0 GB"):
         load_ranks(replace(toy), [torch.device("cuda:0")])
+
+
+def test_each_gpu_must_have_room_for_its_half(toy: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = 6_185_532  # as `test_two_ranks_read_each_tensor_once` finds it placed
+    rooms = {torch.device("cuda:0"): half, torch.device("cuda:1"): half - 1}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (rooms[device], 2 * half))
+    monkeypatch.setattr(rank_loader, "Reader", None)
+    with pytest.raises(NotEnoughMemory, match=r"as it is stored, on cuda:1"):
+        load_ranks(toy, list(rooms))

@@ -126,6 +126,7 @@ const CLASSES = {
   indexer: "keys that entries are picked by",
   source: "rows that the next entries are pooled from",
   drafter: "context rows of the drafter",
+  prefill: "what prompts are read in chunks with",
 };
 
 /** What the caches take. */

@@ -1,0 +1,247 @@
+"""A GPU engine on random weights that can stand at any position; for measuring alone.
+
+Its prefix is random numbers in the caches, so that a context of a million costs no prompt. With measured routes every
+layer looks its experts up in a table by token, as hash-routed layers do, and the token of a position is its number:
+so the table names the experts of every position, and nothing of the engine is another one.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from dsv4nb.bench import devices as named
+from dsv4nb.bench.asked import SPAN, Asked, Ran, ran
+from dsv4nb.bench.gpu import copy_rate, device_ms, names_of
+from dsv4nb.bench.traffic import Traffic
+from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.checkpoint.revision import detect_contract
+from dsv4nb.engine.device import DeviceEngine
+from dsv4nb.engine.device_state import DeviceState
+from dsv4nb.engine.protocol import MAX_ROWS
+from dsv4nb.weights.placement import place
+from dsv4nb.weights.progress import Progress
+from dsv4nb.weights.rank_loader import load_ranks
+from dsv4nb.weights.rank_store import RankWeights
+from dsv4nb.weights.replayed_routes import Table, replayed_tables
+from dsv4nb.weights.synthetic import SyntheticReader
+from dsv4nb_kernels import route
+
+ROUTED_POSITIONS = 2048  # of a table, after which it begins anew
+COUNTED = 16  # forwards whose experts are counted, for each width at each context
+EAGER_CYCLES = 100_000_000  # about 50 ms: as long as the host may take to launch a step kernel by kernel
+
+
+class Rig:
+    """An engine, and one sequence that stands where it is put.
+
+    Attributes:
+        devices: of the engine, the measured one first.
+        traffic: what the rank with the most work reads.
+        facts: for reports.
+        experts: different ones that a forward visits on a layer, on average, by (context, width).
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        ranks: Sequence[RankWeights],
+        config: ModelConfig,
+        traffic: Traffic,
+        facts: Ran,
+        *,
+        counts: bool,
+    ) -> None:
+        self.asked, self.traffic, self.facts = asked, traffic, facts
+        self.devices = tuple(weights.device for weights in ranks)
+        self._ranks, self._config = ranks, config
+        self._tokens = random.Random(asked.seed)
+        self.experts = self._counted() if counts else {}  # before the caches of the engine that is measured
+        self.engine = self._engine(graphs=asked.graphs)
+        self.state = self._random_state(self.engine)
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+        self.engine.close()
+        self._ranks = ()
+
+    def tokens(self, pos: int, count: int) -> list[int]:
+        """Return ids for positions pos …: their numbers where a table is replayed, else random ones."""
+        vocab = self._config.vocab_size
+        if self.asked.routes == "measured":
+            return [(pos + i) % min(ROUTED_POSITIONS, vocab) for i in range(count)]
+        return [self._tokens.randrange(vocab) for _ in range(count)]
+
+    def forward(self, pos: int, width: int) -> None:
+        """Run a forward of `width` rows at `pos` and wait for its logits."""
+        self.stand(pos)
+        self.engine.forward_rows(self.state, self.tokens(pos, width))
+
+    def stand(self, pos: int) -> None:
+        """Put the sequence at `pos`."""
+        self.state.pos, self.state.pending = pos, 0
+        self.state.context = max(pos - 1, 0)  # behind a round one committed row at least is new to the drafter
+
+    def draft(self, pos: int) -> None:
+        """Draft a block behind a token at `pos`, each time the best."""
+        self.stand(pos)
+        self.engine.draft(self.state, self.tokens(pos, 1)[0], lambda row, slot, ahead: int(row.argmax()))
+
+    def wall_ms(self, pos: int, width: int) -> float:
+        """Time `forward` from the call to the logits on the host."""
+        tokens = self.tokens(pos, width)
+        self.stand(pos)
+        started = time.perf_counter()
+        self.engine.forward_rows(self.state, tokens)
+        return 1e3 * (time.perf_counter() - started)
+
+    def device_ms(self, pos: int, width: int) -> float | None:
+        """Time it on the GPU's own clock; None without one."""
+        tokens = self.tokens(pos, width)
+        self.stand(pos)
+        cycles = {} if self.asked.graphs else {"cycles": EAGER_CYCLES}
+        with self.engine._running():  # the engine's own stream, which nothing above the engine is told
+            return device_ms(self.devices[0], lambda: self.engine.forward_rows(self.state, tokens), **cycles)
+
+    def work(self, seconds: float) -> None:
+        """Run forwards for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.forward(self.asked.contexts[0], self.asked.widths[0])
+
+    def _counted(self) -> dict[tuple[int, int], float]:
+        """Count the experts while kernels are launched one by one, with the prefix that is measured."""
+        engine = self._engine(graphs=False)
+        state = self._random_state(engine)
+        counted = {}
+        for context in self.asked.contexts:
+            for width in self.asked.widths:
+                seen = []
+                for pos in counted_positions(context, width):
+                    state.pos, state.pending = pos, 0
+                    with _noted_routes() as chosen:
+                        engine.forward_rows(state, self.tokens(pos, width))
+                    seen += [len(experts.unique()) for experts in chosen]
+                counted[context, width] = statistics.fmean(seen)
+        engine.release(state)
+        engine.close()
+        return counted
+
+    def _engine(self, *, graphs: bool) -> DeviceEngine:
+        contract, _ = detect_contract(self._config, ())
+        return DeviceEngine(
+            self._ranks,
+            self._config,
+            contract,
+            max_seq=self.facts.max_seq,
+            graphs=graphs,
+            prefill=self.asked.form,
+            chunk_rows=self.asked.chunk_rows,
+        )
+
+    def _random_state(self, engine: DeviceEngine) -> DeviceState:
+        """Make a state whose caches hold random numbers everywhere: the same ones each time."""
+        state = engine.new_state()
+        with engine._running():
+            for caches in state.caches.copies:
+                generator = torch.Generator(caches.device).manual_seed(self.asked.seed)
+                for owner in (*caches.layers, *(() if caches.draft is None else (caches.draft,))):
+                    for buffer in owner.buffers():
+                        buffer.normal_(generator=generator)
+        return state
+
+
+def positions(context: int, width: int) -> list[int]:
+    """Return where the samples of a context stand, one behind the other."""
+    return list(range(context, context + SPAN, width))
+
+
+def counted_positions(context: int, width: int) -> list[int]:
+    """Return some of them, all over."""
+    places = positions(context, width)
+    return places[:: max(1, len(places) // COUNTED)][:COUNTED]
+
+
+@contextmanager
+def rig(asked: Asked, *, rows: int = SPAN + MAX_ROWS, counts: bool = True) -> Iterator[Rig]:
+    """Make the weights and the engine, and free them.
+
+    Args:
+        rows: that fit behind the longest context at least.
+        counts: find out how many experts forwards visit.
+
+    Raises:
+        RequestError: no such device, shape or width.
+        CheckpointError: a field of the shape has a value that the engine does not run.
+        NotEnoughMemory: the weights are larger than what a GPU has free.
+    """
+    devices = named.devices_of(asked.devices)
+    asked.require_widths()
+    config, max_seq = asked.config(), asked.room(max(rows, SPAN + MAX_ROWS))
+    copy_tb_s = copy_rate(devices[0])
+    ranks, load_s = made_weights(asked, config, devices)
+    if asked.routes == "measured":
+        tables = replayed_tables(config, min(ROUTED_POSITIONS, config.vocab_size), seed=asked.seed)
+        ranks = [with_routes(weights, tables) for weights in ranks]
+    asked = replace(asked, graphs=asked.graphs and devices[0].type == "cuda")
+    facts = ran(
+        asked, config, devices=names_of(devices), max_seq=max_seq, load_s=load_s, copy_tb_s=copy_tb_s,
+        resident_bytes=tuple(weights.resident_bytes for weights in ranks),
+    )  # fmt: skip
+    made = Rig(asked, ranks, config, traffic_of(config, len(devices)), facts, counts=counts)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def made_weights(
+    asked: Asked, config: ModelConfig, devices: Sequence[torch.device], on_progress: Progress | None = None
+) -> tuple[Sequence[RankWeights], float]:
+    """Make the weights on the devices, tensor by tensor; return them, and the seconds that it took."""
+    reader = SyntheticReader(config, seed=asked.seed, device=devices[0])
+    started = time.perf_counter()
+    ranks = load_ranks(reader, devices, drafter=asked.drafter, source=reader, on_progress=on_progress)
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return ranks, time.perf_counter() - started
+
+
+def traffic_of(config: ModelConfig, ranks: int) -> Traffic:
+    """Return what the rank that reads the most reads."""
+    entries = {name: entry for name, entry in SyntheticReader(config).entries.items() if not name.startswith("mtp.")}
+    placement = place(config, entries, ranks=ranks, kind="tensor" if ranks > 1 else "single")
+    return max((Traffic.of(placement, rank) for rank in range(ranks)), key=lambda one: one.dense + one.per_expert)
+
+
+def with_routes(weights: RankWeights, tables: dict[str, Table]) -> RankWeights:
+    """Let every layer of the trunk take its experts from a table by token; a drafter's blocks hold no such tokens."""
+    layers = []
+    for number, layer in enumerate(weights.layers):
+        table = torch.from_numpy(tables[f"layers.{number}"]).to(weights.device)
+        layers.append(replace(layer, experts=replace(layer.experts, bias=None, table=table)))
+    return replace(weights, layers=tuple(layers))
+
+
+@contextmanager
+def _noted_routes() -> Iterator[list[Tensor]]:
+    """Yield a list that gets the experts [T, K] of every layer that is launched inside."""
+    chosen: list[Tensor] = []
+    launch = route.route
+
+    def noting(*args: object, **options: object) -> tuple[Tensor, Tensor]:
+        found = launch(*args, **options)  # type: ignore[arg-type]
+        chosen.append(found[0].clone())
+        return found
+
+    with patch.object(route, "route", noting):
+        yield chosen
