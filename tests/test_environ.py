@@ -34,7 +34,7 @@ def test_m04_the_keyword_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     load("toy", devices="cpu").close()
     load("toy", devices=["cpu"]).close()
     for given in ("0,1", (0, 1)):
-        with pytest.raises(RequestError, match="devices is 0,1; torch .* here; devices='cpu' runs everywhere"):
+        with pytest.raises(RequestError, match=r"devices is 0,1; torch .* here; devices='cpu' runs everywhere"):
             load("toy", devices=given)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RequestError, match=r"devices is 0; torch .* here; devices='cpu' runs everywhere"):

@@ -208,7 +208,8 @@ NOTEBOOK: Table = {
 LOAD: Table = {
     "model": (
         Option("--max-seq", int, "N", "the longest sequence, prompt and reply together"),
-        Option("--devices", str, "NAME", "cpu", choices=("cpu",)),
+        Option("--devices", str, "NAMES", "cpu, the id of a GPU, or of two, as 0,1", choices=("cpu", "0", "0,1")),
+        Option("--placement", str, "NAME", "how two GPUs share the model", choices=("tensor",)),
         Option("--contract", str, "NAME", "roundings of the arithmetic, instead of those it was published with"),
         Option(
             "--encoding",
@@ -217,6 +218,10 @@ LOAD: Table = {
             "preview or v0731, for a checkpoint that does not tell",
             choices=("preview", "v0731"),
         ),
+    ),
+    "prompts": (
+        Option("--prefill", str, "FORM", "exact, as rows are read, or fast, in chunks", choices=("exact", "fast")),
+        Option("--prefill-rows", int, "N", "tokens of one fast chunk"),
     ),
     "cache": (
         Option("--cache-mib", float, "MIB", "of the snapshots that chats go on from"),

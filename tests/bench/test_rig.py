@@ -16,6 +16,8 @@ from dsv4nb.errors import RequestError
 from dsv4nb.weights.replayed_routes import measured_unions, replayed_tables
 
 # one layer of each kind, as small as the kernels' tiles are, and experts enough for the unions of a text
+pytestmark = pytest.mark.twins
+
 SMALL: dict[str, Any] = {
     "compress_ratios": [0, 4, 128],
     "num_hash_layers": 1,

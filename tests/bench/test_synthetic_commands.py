@@ -13,6 +13,8 @@ from dsv4nb.bench import loading
 from dsv4nb.bench.commands import main
 from dsv4nb.bench.rounds import DRAFTED, GIVEN
 
+pytestmark = pytest.mark.twins
+
 SMALL = [
     *("--layers", "3", "--experts", "12", "--seconds", "0"),
     *("--set", "compress_ratios=[0,4,128]", "--set", "num_hash_layers=1", "--set", "index_n_heads=4"),

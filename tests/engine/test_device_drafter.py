@@ -30,6 +30,8 @@ from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.rank_store import RankDraft
 
+pytestmark = pytest.mark.twins
+
 MAX_SEQ = 384
 # what bfloat16 between the roundings moves: the largest gap of a row of logits, in the median row, and of a confidence.
 # Measured 0.91 and 0.08 against the CPU, 0.73 and 0.08 against the reference in bfloat16 from the same taps; that is

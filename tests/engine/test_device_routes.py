@@ -24,6 +24,8 @@ from dsv4nb.engine.protocol import MAX_ROWS, Cancelled
 from dsv4nb.reference.loading import load_network
 from dsv4nb.testing.twin_kernels import twin_kernels
 
+pytestmark = pytest.mark.twins
+
 # two best logits of the CPU that lie further apart than this come in the same order on the GPU. bfloat16 between the
 # roundings moves the logits of the reference network by 0.18 in the median row and by 1.4 in the worst; they reach 33
 MARGIN = 2.0

@@ -28,6 +28,8 @@ from dsv4nb.errors import EngineError
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 from dsv4nb.testing.twin_kernels import twin_kernels
 
+pytestmark = pytest.mark.twins
+
 # halves of a sum are added in another order than its parts; where that flips a rounding to bfloat16, everything behind
 # it moves. Two ranks of twins move the largest logit of a row by 0.13 in the median row and by 0.75 in the worst,
 # half of what bfloat16 itself does (see test_device_routes)

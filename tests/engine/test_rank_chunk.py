@@ -28,6 +28,8 @@ from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.kernel_shapes import chunk_fault, kernel_shapes
 
 MAX_SEQ, CHUNK = 320, 64
+pytestmark = pytest.mark.twins
+
 # logits of either way lie this far apart at most, of the largest: one flipped rounding in a network of random numbers
 # moves everything behind it. Measured 0.042 with the twins; a wrong slot, angle or place moves them by their own size
 GAP = 0.1
