@@ -36,6 +36,11 @@ OWN_FAULTS = ["Cannot read properties of undefined (reading 'schema')"] if APP =
 PICTURES = Path(__file__).parent / "pictures"
 MOST_DIFFERENT = 0.02  # of a picture: fonts are drawn a little differently on every machine
 FAR = 48  # of 255, in one colour
+# between two pixels every edge would be drawn in one of two ways
+ON_A_PIXEL = """it => {
+  const { left, top } = it.getBoundingClientRect();
+  it.style.translate = `${Math.round(left) - left}px ${Math.round(top) - top}px`;
+}"""
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -292,9 +297,11 @@ def picture(lab: Lab, shots: Path) -> Callable[..., None]:
         window = lab.page.viewport_size
         lab.size(window["width"], max(window["height"], int(element.bounding_box()["height"]) + 300))
         element.scroll_into_view_if_needed()  # what is outside the notebook's own window is not in the picture
+        element.evaluate(ON_A_PIXEL)
         seen = element.screenshot(
             mask=list(mask), mask_color="#808080", animations="disabled", caret="hide", scale="css"
         )
+        element.evaluate("it => { it.style.translate = ''; }")
         lab.page.set_viewport_size(window)
         if APP == "notebook":  # its columns have another width
             return

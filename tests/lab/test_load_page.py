@@ -17,12 +17,14 @@ WIDER = """panel => [...panel.querySelectorAll("*:not(.dsv4-unseen)")]
   .map((it) => it.outerHTML.slice(0, 200))"""
 
 # a small checkpoint on a slow disk
-PREPARE = """import time
+PREPARE = """import shutil
+import time
 import dsv4nb
 from pathlib import Path
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 from dsv4nb.testing.tiny_tokenizer import write_tiny_tokenizer
 from dsv4nb.weights.reader import Reader
+shutil.rmtree("slow", ignore_errors=True)  # that of the test before
 write_tiny_tokenizer(write_tiny_checkpoint(Path("slow"), n_routed_experts=4))
 read, speed = Reader.read, [SECONDS]
 def slowly(self, name):
