@@ -20,6 +20,8 @@ from dsv4nb.handle import Model
 from dsv4nb.session.archive import ArchiveError
 from dsv4nb.testing.twin_kernels import twin_kernels
 
+pytestmark = pytest.mark.twins
+
 ASKED = "What is the capital of France?"
 
 
