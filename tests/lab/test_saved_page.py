@@ -21,13 +21,17 @@ pytestmark = [
 CELLS = (
     'import dsv4nb\nm = dsv4nb.load("toy")\nchat = m.chat(temperature=0, logprobs=5)\nchat',
     "dsv4nb.SamplerPanel(chat)",
-    "dsv4nb.AcceptancePanel(chat)",
+    "rounds = dsv4nb.AcceptancePanel(chat)\nrounds",
     "dsv4nb.CachePanel(m, chat)",
     "dsv4nb.TokenLens(chat)",
     "dsv4nb.QueuePanel(m)",
     "dsv4nb.LoadPanel(m)",
     'chat.send("What is the capital of France?")\nNone',
-    "from dsv4nb.stream.frames import shared_pump\nimport time\ntime.sleep(1)\nshared_pump().drain()",
+    # until the panels have taken over the end
+    "from dsv4nb.stream.frames import shared_pump\nimport time\nlate = time.monotonic() + 60\n"
+    "while 'mean acceptance length' not in rounds.saved().bundle()['text/html'] and time.monotonic() < late:\n"
+    "    time.sleep(0.1)\n"
+    "time.sleep(1)\nshared_pump().drain()",
 )
 # by panel, what a reader finds of it
 SHOWN = (
