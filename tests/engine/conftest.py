@@ -14,9 +14,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+import dsv4nb
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.contract import FP32_PLAIN, Contract
 from dsv4nb.engine.cpu import CpuEngine
+from dsv4nb.engine.device import DeviceEngine
+from dsv4nb.engine.device_state import DeviceState
 from dsv4nb.weights.loader import load_weights
 from dsv4nb.weights.store import Weights
 
@@ -52,6 +55,36 @@ def make_engine(checkpoint: Checkpoint, weights: Weights) -> MakeEngine:
 def prompt(checkpoint: Checkpoint) -> list[int]:
     """Enough ids for every cut; the frozen vocabulary has 256."""
     return [(37 * i + 11) % (checkpoint.config.vocab_size - 8) + 8 for i in range(500)]
+
+
+@pytest.fixture(scope="session")
+def facts() -> list[int]:
+    """384 ids of the bundled model, several times its window: a text about facts."""
+    ids: list[int] = []
+    with dsv4nb.load("toy", devices="cpu") as model:
+        while len(ids) < 384:
+            ids += model.tokenize("Anna went from Paris to Rome on Monday. The code word is silver otter. ")
+    return ids[:384]
+
+
+@pytest.fixture(scope="session")
+def states_behind() -> Callable[[DeviceEngine, list[int]], Callable[[int], DeviceState]]:
+    """Makes what makes states behind the first n tokens, each from a snapshot of the one before."""
+
+    def of(engine: DeviceEngine, tokens: list[int]) -> Callable[[int], DeviceState]:
+        made = {0: engine.capture(engine.new_state())}
+
+        def make(pos: int) -> DeviceState:
+            nearest = max(known for known in made if known <= pos)
+            state = engine.restore(made[nearest])
+            if nearest < pos:
+                engine.prefill(state, tokens[nearest:pos])
+                made[pos] = engine.capture(state)
+            return state
+
+        return make
+
+    return of
 
 
 @pytest.fixture

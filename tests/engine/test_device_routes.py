@@ -58,29 +58,13 @@ def cpu(toy: Checkpoint) -> CpuEngine:
 
 
 @pytest.fixture(scope="module")
-def prompt(toy: Checkpoint) -> list[int]:
-    """A conversation about facts, several times the window long."""
-    ids: list[int] = []
-    with dsv4nb.load("toy", devices="cpu") as model:
-        while len(ids) < MAX_SEQ:
-            ids += model.tokenize("Anna went from Paris to Rome on Monday. The code word is silver otter. ")
-    return ids[:MAX_SEQ]
+def prompt(facts: list[int]) -> list[int]:
+    return facts
 
 
 @pytest.fixture(scope="module")
-def at(engine: DeviceEngine, prompt: list[int]) -> At:
-    """Make states behind the first n tokens of the prompt, each from a snapshot of the one before."""
-    made = {0: engine.capture(engine.new_state())}
-
-    def make(pos: int) -> DeviceState:
-        nearest = max(known for known in made if known <= pos)
-        state = engine.restore(made[nearest])
-        if nearest < pos:
-            engine.prefill(state, prompt[nearest:pos])
-            made[pos] = engine.capture(state)
-        return state
-
-    return make
+def at(engine: DeviceEngine, prompt: list[int], states_behind: Callable[..., At]) -> At:
+    return states_behind(engine, prompt)
 
 
 @pytest.mark.gpu

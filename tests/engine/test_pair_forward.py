@@ -72,29 +72,13 @@ def one(toy: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
 
 
 @pytest.fixture(scope="module")
-def prompt() -> list[int]:
-    """A conversation about facts, several times the window long."""
-    ids: list[int] = []
-    with dsv4nb.load("toy", devices="cpu") as model:
-        while len(ids) < MAX_SEQ:
-            ids += model.tokenize("Anna went from Paris to Rome on Monday. The code word is silver otter. ")
-    return ids[:MAX_SEQ]
+def prompt(facts: list[int]) -> list[int]:
+    return facts
 
 
 @pytest.fixture(scope="module")
-def at(pair: DeviceEngine, prompt: list[int]) -> At:
-    """Make states behind the first n tokens of the prompt, each from a snapshot of the one before."""
-    made = {0: pair.capture(pair.new_state())}
-
-    def make(pos: int) -> DeviceState:
-        nearest = max(known for known in made if known <= pos)
-        state = pair.restore(made[nearest])
-        if nearest < pos:
-            pair.prefill(state, prompt[nearest:pos])
-            made[pos] = pair.capture(state)
-        return state
-
-    return make
+def at(pair: DeviceEngine, prompt: list[int], states_behind: Callable[..., At]) -> At:
+    return states_behind(pair, prompt)
 
 
 def forward_of(engine: DeviceEngine) -> PairForward:
