@@ -14,10 +14,13 @@ class Graphs:
 
     Attributes:
         pool: of the memory that captures share; None where nothing is captured.
+        captured: graphs so far.
     """
 
     def __init__(self, device: torch.device, *, is_on: bool) -> None:
         self.pool = torch.cuda.graph_pool_handle() if is_on and device.type == "cuda" else None
+        self._first: torch.cuda.CUDAGraph | None = None  # kept, since a pool ends with the last graph in it
+        self.captured = 0
 
     @property
     def is_on(self) -> bool:
@@ -47,4 +50,6 @@ class Graphs:
         finally:
             graph.capture_end()
         held[key] = graph
+        self._first = self._first or graph
+        self.captured += 1
         return True

@@ -161,7 +161,8 @@ def chunk_attention_lanes_kernel(
             turned = keys_shared.index(at + c).permute([1, 0])
             b_sum = warpgroup_mma(turned, shares_shared.index(at), acc[c] * b_kept, is_async=True)
             mixed = mixed + (warpgroup_mma(turned, shares_shared.index(at + 1), b_sum, is_async=True),)
-        acc = warpgroup_mma_wait(0, mixed)
+        waited = warpgroup_mma_wait(0, mixed)
+        acc = waited if PARTS > 1 else (waited,)  # of one it returns that one, not a tuple
         gl.thread_barrier()  # no warp still reads the keys
         if i + 1 < end:
             _copy(ring_ptr, entries_ptr, keys_shared, i + 1, i_next, m_next, FIRST, PARTS)

@@ -72,17 +72,26 @@ def pack_up(gate: Stored, up: Stored, shared_gate: Stored, shared_up: Stored) ->
     Raises:
         ValueError: a shape or dtype does not fit, a code is NaN, or a scale byte is above 240.
     """
+    routed = pack_routed_up(gate, up)
+    inner, hidden = gate[0].shape[1], gate[0].shape[2] * 2
+    for name, shared in {"shared_gate": shared_gate, "shared_up": shared_up}.items():
+        _require_shared(shared, name, inner, hidden, gate[0].device)
+    return UpWeights(routed=routed, shared=pack_shared_up(shared_gate, shared_up))
+
+
+def pack_routed_up(gate: Stored, up: Stored) -> Tensor:
+    """Return `UpWeights.routed` of some experts; arguments and errors are those of `pack_up`."""
     experts, inner, hidden = _require_routed(gate, "gate")
     require(inner % fp8_rows.BLOCK == 0, f"gate must have a multiple of {fp8_rows.BLOCK} rows", inner)
     require(_require_routed(up, "up") == (experts, inner, hidden), "up must be shaped as gate", tuple(up[0].shape))
-    for name, shared in {"shared_gate": shared_gate, "shared_up": shared_up}.items():
-        _require_shared(shared, name, inner, hidden, gate[0].device)
     words = pack_fp4(_interleave(gate[0], up[0]).flatten(0, 1), _interleave(gate[1], up[1]).flatten(0, 1))
-    rows = _interleave(shared_gate[0].view(torch.uint8), shared_up[0].view(torch.uint8))
-    return UpWeights(
-        routed=words.unflatten(0, (experts, inner // HALF)),
-        shared=fp8_rows.pack(rows.view(torch.float8_e4m3fn), torch.cat((shared_gate[1], shared_up[1]))),
-    )
+    return words.view(experts, inner // HALF, *words.shape[1:])
+
+
+def pack_shared_up(gate: Stored, up: Stored) -> fp8_rows.Fp8Matrix:
+    """Return `UpWeights.shared`; arguments and errors are those of `pack_up`."""
+    rows = _interleave(gate[0].view(torch.uint8), up[0].view(torch.uint8))
+    return fp8_rows.pack(rows.view(torch.float8_e4m3fn), torch.cat((gate[1], up[1])))
 
 
 def unpack_up(weights: UpWeights) -> tuple[Stored, Stored, Stored, Stored]:
@@ -105,10 +114,16 @@ def pack_down(down: Stored, shared_down: Stored) -> DownWeights:
     Raises:
         ValueError: a shape or dtype does not fit, a code is NaN, or a scale byte is above 240.
     """
-    experts, hidden, inner = _require_routed(down, "down")
-    _require_shared(shared_down, "shared_down", hidden, inner, down[0].device)
+    routed = pack_routed_down(down)
+    _require_shared(shared_down, "shared_down", down[0].shape[1], down[0].shape[2] * 2, down[0].device)
+    return DownWeights(routed=routed, shared=fp8_rows.pack(*shared_down))
+
+
+def pack_routed_down(down: Stored) -> Tensor:
+    """Return `DownWeights.routed` of some experts; arguments and errors are those of `pack_down`."""
+    experts, _, _ = _require_routed(down, "down")
     words = pack_fp4(down[0].flatten(0, 1), down[1].flatten(0, 1))
-    return DownWeights(routed=words.unflatten(0, (experts, -1)), shared=fp8_rows.pack(*shared_down))
+    return words.view(experts, -1, *words.shape[1:])
 
 
 def unpack_down(weights: DownWeights) -> tuple[Stored, Stored]:

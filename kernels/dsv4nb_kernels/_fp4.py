@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dsv4nb_kernels._e8m0 import require_scale_bytes
+from dsv4nb_kernels._fp4_arrange import arrange_fp4
 from dsv4nb_kernels._fp8 import decode_e4m3, unit_product
 from dsv4nb_kernels._launch import require, require_tensor
 
@@ -82,6 +83,8 @@ def pack_fp4(codes: Tensor, scale_bytes: Tensor) -> Tensor:
     require(k % BLOCK == 0 and k > 0, f"codes must have a multiple of {BLOCK} columns", k)
     require_tensor(scale_bytes, "scale_bytes", (n, k // GROUP), torch.uint8, codes.device)
     require_scale_bytes(scale_bytes, "scale_bytes")
+    if codes.is_cuda:
+        return arrange_fp4(codes.contiguous(), scale_bytes)
     pairs = codes.contiguous().view(torch.uint8).view(n, k // 8, 4).to(torch.int32)
     rows = _half(pairs & 0xF) | _half(pairs >> 4) << 16
     # [tile, half, g, chunk, unit, t] -> [tile, chunk, half, g, t, unit]

@@ -22,12 +22,14 @@ from dsv4nb_kernels._launch import ROWS_MAX, require, require_tensor, runs_ptx
 
 BLOCK = 128  # columns that share a scale
 PROGRAM_BLOCKS = 8  # of one row in one program
-REGISTERS_MAX = 40
+REGISTERS_MAX = 44
 SHARED_BYTES_MAX = 128
 
 _PEAK_FLOOR = tl.constexpr(1e-4)  # blocks that are all but zero keep a finite scale
 _UNROUNDED_LARGEST = tl.constexpr(32768.0)  # float16 then holds every bfloat16 within 2^-32 of the block's peak
 _UNROUNDED_FLOOR = tl.constexpr(2.0**-111)
+# the interpreter's cast rounds ties up; and the sum of bits that serves there would make -0 of a NaN of all ones
+_CAST_IS_EVEN = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,12 @@ class RoundedRows:
 
 @triton.jit
 def round_bf16(b_x):
-    """Round float32 to bfloat16, ties to even, as float32; the interpreter's own cast rounds ties up."""
+    """Round float32 to bfloat16, ties to even, as float32; NaN stays NaN."""
+    if _CAST_IS_EVEN:
+        return b_x.to(tl.bfloat16).to(tl.float32)
     b_bits = b_x.to(tl.int32, bitcast=True)
-    return ((b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    b_rounded = ((b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    return tl.where(b_x == b_x, b_rounded, b_x)
 
 
 @triton.jit

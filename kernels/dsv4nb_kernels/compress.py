@@ -22,7 +22,7 @@ from torch import Tensor
 from dsv4nb_kernels._index_values import hadamard_signs, round_fp4
 from dsv4nb_kernels._kv_rows import KV_BLOCK, inverse_rms, round_kv
 from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_tensor, runs_ptx
-from dsv4nb_kernels._rotary import require_angles, turn_tail
+from dsv4nb_kernels._rotary import angles_of, require_angles, turn_tail
 from dsv4nb_kernels._rounded_rows import round_bf16
 from dsv4nb_kernels._turns import take_turn
 
@@ -107,9 +107,10 @@ def _pool_kernel(
             b_total = b_total * b_kept + tl.sum(b_raised, axis=0)
             b_pooled = b_pooled * b_kept + tl.sum(b_raised * b_values, axis=0)
             b_top = b_new
+        b_cos, b_sin = angles_of(cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL)
         b_x = round_bf16(b_pooled / b_total)
         b_x = round_bf16(b_norm * (b_x * inverse_rms(b_x, WIDTH, eps)))
-        b_x = round_bf16(turn_tail(b_x, cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL))
+        b_x = round_bf16(turn_tail(b_x, b_cos, b_sin, WIDTH, TAIL))
         if ROUNDING == 1:
             b_x = round_kv(b_x, WIDTH, TAIL)
         elif ROUNDING == 2:

@@ -165,6 +165,12 @@ def _expand_kernel(
         for j in tl.static_range(HC):
             streams = streams + (tl.load(stream_ptr + (i_row * HC + j) * D + o_d).to(tl.float32),)
         if SPLITS > 0:
+            # now, with all the others: behind a store, or the wait for the other GPU, each would take its time alone
+            post, comb = (), ()
+            for k in tl.static_range(HC):
+                post = post + (tl.load(post_ptr + i_row * HC + k),)
+            for jk in tl.static_range(HC * HC):
+                comb = comb + (tl.load(comb_ptr + i_row * (HC * HC) + jk),)
             p_y = y_ptr + i_row * D + o_d
             b_y = tl.load(p_y)
             for i in tl.static_range(1, SPLITS):
@@ -182,9 +188,9 @@ def _expand_kernel(
         for k in tl.static_range(HC):
             b_out = streams[k]
             if SPLITS > 0:
-                b_out = tl.load(post_ptr + i_row * HC + k) * b_y
+                b_out = post[k] * b_y
                 for j in tl.static_range(HC):
-                    b_out += tl.load(comb_ptr + (i_row * HC + j) * HC + k) * streams[j]
+                    b_out += comb[j * HC + k] * streams[j]
                 b_out = round_bf16(b_out)
             tl.store(out_ptr + (i_row * HC + k) * D + o_d, b_out.to(tl.bfloat16))
             # the last line holds the squares
@@ -194,20 +200,65 @@ def _expand_kernel(
 
 
 @triton.jit
-def _sum_parts(p_parts, COLUMN: tl.constexpr, PARTS: tl.constexpr):
-    """One column of a row's parts, added up; every warp does it alone."""
+def _sum_parts(p_parts, FIRST: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr):
+    """Columns of a row's parts, each added up; every warp does them alone. All are asked for before one is added."""
     o_part = tl.arange(0, 32)
-    b_sum = tl.zeros([32], tl.float32)
-    for i in tl.static_range((PARTS + 31) // 32):
-        m_part = o_part + i * 32 < PARTS
-        b_sum += tl.load(p_parts + COLUMN * PARTS + i * 32 + o_part, mask=m_part, other=0.0)
-    return tl.sum(b_sum, axis=0)
+    parts = ()
+    for n in tl.static_range(COUNT):
+        for i in tl.static_range((PARTS + 31) // 32):
+            m_part = o_part + i * 32 < PARTS
+            parts = parts + (tl.load(p_parts + (FIRST + n) * PARTS + i * 32 + o_part, mask=m_part, other=0.0),)
+    sums = ()
+    for n in tl.static_range(COUNT):
+        b_sum = tl.zeros([32], tl.float32)
+        for i in tl.static_range((PARTS + 31) // 32):
+            b_sum += parts[n * ((PARTS + 31) // 32) + i]
+        sums = sums + (tl.sum(b_sum, axis=0),)
+    return sums
 
 
 @triton.jit
-def _mixed(p_parts, scale_ptr, base_ptr, inverse, COLUMN: tl.constexpr, PARTS: tl.constexpr):
-    m = _sum_parts(p_parts, COLUMN, PARTS) * inverse
-    return m * tl.load(scale_ptr + COLUMN) + tl.load(base_ptr + COLUMN)
+def _weights_of(scale_ptr, base_ptr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Scales of coefficients, and behind them what is added to each."""
+    found = ()
+    for n in tl.static_range(COUNT):
+        found = found + (tl.load(scale_ptr + FIRST + n),)
+    for n in tl.static_range(COUNT):
+        found = found + (tl.load(base_ptr + FIRST + n),)
+    return found
+
+
+@triton.jit
+def _leave_mixes(
+    p_parts,
+    scale_ptr,
+    base_ptr,
+    p_post,
+    p_comb,
+    hc_eps,
+    norm_eps,
+    D: tl.constexpr,
+    PARTS: tl.constexpr,
+    ITERATIONS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    EAGER: tl.constexpr,
+):
+    """Make post and comb of a row for the next boundary."""
+    HC: tl.constexpr = 4
+    COUNT: tl.constexpr = HC * (HC + 1)
+    weights = _weights_of(scale_ptr, base_ptr, HC, COUNT)
+    take_turn(DEPENDENT, EAGER)
+    squares = _sum_parts(p_parts, 31, 1, PARTS)
+    sums = _sum_parts(p_parts, HC, COUNT, PARTS)
+    inverse = tl.rsqrt(squares[0] / (HC * D) + norm_eps)
+    mixes = ()
+    for n in tl.static_range(COUNT):
+        mixes = mixes + (sums[n] * inverse * weights[n] + weights[COUNT + n],)
+    comb = balance(mixes[HC:], hc_eps, ITERATIONS)
+    for k in tl.static_range(HC):
+        tl.store(p_post + k, tl.sigmoid(mixes[k]) * 2.0)
+    for jk in tl.static_range(HC * HC):
+        tl.store(p_comb + jk, comb[jk])
 
 
 @triton.jit
@@ -244,14 +295,18 @@ def _collapse_kernel(
         o_d = o_block[:, None] * 128 + tl.arange(0, 128)[None, :]
         m_d = o_d < D
         b_norm = tl.load(norm_ptr + o_d, mask=m_d, other=0.0)
+        weights = _weights_of(scale_ptr, base_ptr, 0, HC)
         take_turn(DEPENDENT, EAGER)
         streams = ()
         for j in tl.static_range(HC):
             streams = streams + (tl.load(stream_ptr + (i_row * HC + j) * D + o_d, mask=m_d, other=0.0),)
-        inverse = tl.rsqrt(_sum_parts(p_parts, 31, PARTS) / (HC * D) + norm_eps)
+        tl.debug_barrier()  # the compiler would ask for most of them once the sums are there
+        squares = _sum_parts(p_parts, 31, 1, PARTS)
+        sums = _sum_parts(p_parts, 0, HC, PARTS)
+        inverse = tl.rsqrt(squares[0] / (HC * D) + norm_eps)
         b_x = tl.zeros([BLOCKS, 128], tl.float32)
         for j in tl.static_range(HC):
-            pre = tl.sigmoid(_mixed(p_parts, scale_ptr, base_ptr, inverse, j, PARTS)) + hc_eps
+            pre = tl.sigmoid(sums[j] * inverse * weights[j] + weights[HC + j]) + hc_eps
             b_x += pre * streams[j].to(tl.float32)
         b_x = round_bf16(b_x)
         mean = tl.sum(tl.sum(b_x * b_x, axis=1), axis=0) / D
@@ -270,17 +325,10 @@ def _collapse_kernel(
             tl.store(row_scales_ptr + i_row, s_row)
             tl.store(values_ptr + i_row * 32 + o_d // 32 * (COLUMNS * 32) + o_d % 32, b_values, mask=m_d)
     else:
-        take_turn(DEPENDENT, EAGER)
-        inverse = tl.rsqrt(_sum_parts(p_parts, 31, PARTS) / (HC * D) + norm_eps)
-        for k in tl.static_range(HC):
-            post = tl.sigmoid(_mixed(p_parts, scale_ptr, base_ptr, inverse, HC + k, PARTS)) * 2.0
-            tl.store(post_ptr + i_row * HC + k, post)
-        c = ()
-        for jk in tl.static_range(HC * HC):
-            c = c + (_mixed(p_parts, scale_ptr, base_ptr, inverse, 2 * HC + jk, PARTS),)
-        c = balance(c, hc_eps, ITERATIONS)
-        for jk in tl.static_range(HC * HC):
-            tl.store(comb_ptr + i_row * (HC * HC) + jk, c[jk])
+        _leave_mixes(
+            p_parts, scale_ptr, base_ptr, post_ptr + i_row * HC, comb_ptr + i_row * (HC * HC), hc_eps, norm_eps,
+            D, PARTS, ITERATIONS, DEPENDENT, EAGER,
+        )  # fmt: skip
 
 
 def hyper_mix(

@@ -20,7 +20,7 @@ from torch import Tensor
 from dsv4nb_kernels._dots import dot_bf16
 from dsv4nb_kernels._index_values import hadamard_signs, round_fp4
 from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_tensor, runs_ptx
-from dsv4nb_kernels._rotary import require_angles, turn_tails
+from dsv4nb_kernels._rotary import angles_of, require_angles, turn_tails
 from dsv4nb_kernels._rounded_rows import round_bf16
 from dsv4nb_kernels._turns import take_turn
 
@@ -61,8 +61,8 @@ def _index_rows_kernel(
         b_x = tl.load(product_ptr + o_x)
         for i in tl.static_range(1, SPLITS):
             b_x += tl.load(product_ptr + i * T * (H * WIDTH) + o_x)
-        p_cos, p_sin = cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL
-        b_x = round_bf16(turn_tails(round_bf16(b_x), p_cos, p_sin, HEADS, WIDTH, TAIL))
+        b_cos, b_sin = angles_of(cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL)
+        b_x = round_bf16(turn_tails(round_bf16(b_x), b_cos, b_sin, HEADS, WIDTH, TAIL))
         if FP4:
             b_sum = dot_bf16(b_x.to(tl.bfloat16), b_signs, tl.zeros([HEADS, WIDTH], tl.float32), TENSOR_CORES)
             b_x = round_bf16(b_sum * (WIDTH**-0.5))

@@ -41,16 +41,18 @@ class Tuning:
     keys: int = 128
     warps: int = 4
     stages: int = 1
-    rows: int = ROWS_MAX
+    rows: int = 2
     eager: bool = False
 
     def __str__(self) -> str:
         name = f"{self.keys} keys, {self.warps} warps, {self.stages} stages"
-        return name + ("" if self.rows == ROWS_MAX else f", {self.rows} rows") + (", eager" if self.eager else "")
+        return f"{name}, {self.rows} rows" + (", eager" if self.eager else "")
 
 
-# measured on an H200, see kernels/README.md; a chunk's differs in nothing that a sum depends on
-TUNING = Tuning()
+# measured on an H200, see kernels/README.md; they differ in nothing that a sum depends on
+TUNING = Tuning(rows=2)
+ALONE = Tuning(rows=1)
+PROGRAMS = 264  # two for each multiprocessor
 CHUNK_TUNING = Tuning(stages=2, rows=32)
 LIMITS = {
     "step": Limits(registers=200, shared_bytes=49 * 1024),
@@ -123,8 +125,15 @@ def index_scores(
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
-    cut = TUNING if query.shape[0] <= ROWS_MAX else CHUNK_TUNING
+    cut = tuning(query.shape[0], keys.shape[0])
     return launch(query, keys, weights, visible, cut, out=out, dependent=dependent)
+
+
+def tuning(rows: int, count: int) -> Tuning:
+    """Return the cut of `rows` rows and `count` keys: rows share the keys of a program only where programs are many."""
+    if rows > ROWS_MAX:
+        return CHUNK_TUNING
+    return TUNING if rows * (count // TUNING.keys) > PROGRAMS and rows > 1 else ALONE
 
 
 def launch(

@@ -18,7 +18,7 @@ from dsv4nb_kernels._chunk_rows import ChunkRows, require_chunk, to_places
 from dsv4nb_kernels._expert_rows import share_scale
 from dsv4nb_kernels._kv_rows import KV_BLOCK, inverse_rms, round_kv
 from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
-from dsv4nb_kernels._rotary import require_angles, turn_tail
+from dsv4nb_kernels._rotary import angles_of, require_angles, turn_tail
 from dsv4nb_kernels._rounded_rows import RoundedRows, codes_of, require_rows, round_bf16
 from dsv4nb_kernels._turns import take_turn
 
@@ -85,9 +85,11 @@ def _norm_rope_rows_kernel(
         b_norm = tl.load(kv_norm_ptr + o_d)
         take_turn(DEPENDENT, EAGER)
         slot = tl.load(slots_ptr + i_row)
+        b_cos, b_sin = angles_of(cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL)
+        tl.debug_barrier()  # the compiler would ask for the angles behind the sum
         b_x = _sum_row(p_row + LATENT, WIDTH, SPLITS, stride)
         b_x = round_bf16(b_norm * (b_x * inverse_rms(b_x, WIDTH, eps)))
-        b_x = round_bf16(turn_tail(b_x, cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL))
+        b_x = round_bf16(turn_tail(b_x, b_cos, b_sin, WIDTH, TAIL))
         if KV_FP8:
             b_x = round_kv(b_x, WIDTH, TAIL)
         tl.store(ring_ptr + slot.to(tl.int64) * WIDTH + o_d, b_x.to(tl.bfloat16))
@@ -110,9 +112,11 @@ def _norm_rope_heads_kernel(
     i_row = tl.program_id(1)
     o_head = (i_row * H + tl.program_id(0)) * WIDTH
     take_turn(DEPENDENT, EAGER)
+    b_cos, b_sin = angles_of(cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL)
+    tl.debug_barrier()  # the compiler would ask for the angles behind the sum
     b_x = _sum_row(product_ptr + o_head, WIDTH, SPLITS, tl.num_programs(1) * (H * WIDTH))
     b_x = round_bf16(b_x * inverse_rms(b_x, WIDTH, eps))
-    b_x = round_bf16(turn_tail(b_x, cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL))
+    b_x = round_bf16(turn_tail(b_x, b_cos, b_sin, WIDTH, TAIL))
     tl.store(out_ptr + o_head + tl.arange(0, WIDTH), b_x.to(tl.bfloat16))
 
 

@@ -29,8 +29,25 @@ def test_a_launch_is_captured_once_and_replayed() -> None:
         total.add_(1)
 
     stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # behind the zero
     with torch.cuda.stream(stream):
         for _ in range(4):
             graphs.run(held, "key", launch)
     stream.synchronize()
     assert (int(total), launched, list(held)) == (4, 2, ["key"])
+
+
+@pytest.mark.gpu
+def test_a_pool_outlives_the_graphs_of_every_state() -> None:
+    device = torch.device("cuda")
+    graphs, total = Graphs(device, is_on=True), torch.zeros(1, device=device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            held = Held()
+            for _ in range(2):
+                graphs.run(held, "key", lambda: total.add_(1))
+            del held
+    stream.synchronize()
+    assert int(total) == 6

@@ -19,6 +19,7 @@ from dsv4nb_kernels._fp4 import (
     pack_fp4,
     unpack_fp4,
 )
+from dsv4nb_kernels._fp4_arrange import arrange_fp4
 from dsv4nb_kernels._lanes import KEEP, load_lanes
 from dsv4nb_kernels._reduce import no_chains, sum_chains
 
@@ -40,6 +41,14 @@ def test_packing_keeps_the_checkpoint(shape: tuple[int, int]) -> None:
     again, again_bytes = unpack_fp4(words)
     assert torch.equal(again, codes) and torch.equal(again_bytes, scale_bytes)
     assert torch.equal(pack_fp4(codes.view(torch.int8), scale_bytes), words)
+
+
+@pytest.mark.parametrize("shape", [(16, 256), (48, 512), (32, 2048)], ids=str)
+def test_packing_in_one_pass_gives_the_same_words(shape: tuple[int, int]) -> None:
+    codes, scale_bytes = draw(*shape)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where the interpreter runs it
+    words = arrange_fp4(codes.to(device), scale_bytes.to(device))
+    assert torch.equal(words.cpu(), pack_fp4(codes, scale_bytes))
 
 
 @pytest.mark.parametrize("byte", [241, 254, 255])

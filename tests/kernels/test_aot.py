@@ -27,6 +27,8 @@ PLAIN = (
     ("expand", "nothing to add"),
     ("expand", "head"),
     ("expand", "chunk"),
+    ("expand", "chunk of a pair"),
+    ("expand", "chunk of a pair, head"),
     ("expand", "joined"),
     ("expand", "joined, pushed"),
     ("peer_join", "1 part"),
@@ -36,6 +38,7 @@ PLAIN = (
     ("route", "scores"),
     ("route", "table"),
     ("index_scores", "64x128"),
+    ("index_scores", "64x128, alone"),
     ("index_scores", "chunk"),
     ("top_entries", "16384"),
     ("top_entries", "65536"),
@@ -54,13 +57,20 @@ PLAIN = (
     ("chunk_attention", "lanes, window"),
     ("chunk_attention", "lanes, 4"),
     ("chunk_attention", "lanes, 128"),
+    ("chunk_attention", "lanes, 4, narrow"),
     ("bf16_chunk", "64x4096"),
     ("bf16_chunk", "256x4096"),
+    ("bf16_chunk", "512x4096"),
+    ("bf16_chunk", "1024x4096"),
     ("bf16_chunk", "2048x4096"),
     ("round_chunk", "fp8"),
     ("round_chunk", "bf16"),
+    ("round_chunk", "bf16, half"),
+    ("arrange_fp4", "any"),
     ("fp8_chunk", "lanes 16384x1024"),
+    ("fp8_chunk", "lanes 8192x1024"),
     ("fp8_chunk", "lanes 4096x4096"),
+    ("fp8_chunk", "lanes in 4 groups 4096x4096"),
     ("fp8_chunk", "lanes 1536x4096"),
     ("fp8_chunk", "4096x4096"),
     ("plan_chunk", "count"),
@@ -200,6 +210,7 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     """Of each launch the kernel, the types of its run-time arguments, its constants, the options and the limits."""
     from dsv4nb_kernels import (
         _chunk_attention_lanes,
+        _fp4_arrange,
         _round_chunk,
         bf16_chunk,
         chunk_attention,
@@ -234,12 +245,14 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     if op in ("expand", "collapse"):
         mix = hyper_mix.TUNING
         if op == "expand":
-            n, parts = {"head": (4, 4), "nothing to add": (24, 0), "joined, pushed": (24, 1)}.get(shape, (24, 4))
+            n = 4 if shape.endswith("head") else 24
+            parts = {"nothing to add": 0, "joined, pushed": 1}.get(shape, 2 if "pair" in shape else 4)
             given = types("y stream post comb fn out parts", "fp32 bf16 fp32 fp32 fp32 bf16 fp32") | {"T": "i32"}
             given |= types("theirs mine counts error", "i64 i64 i32 i32") | {"polls": "i32"}
-            together = hyper_mix.CHUNK_ROWS if shape == "chunk" else 1
+            together = hyper_mix.CHUNK_ROWS if shape.startswith("chunk") else 1
             joins = {"pushes": shape == "joined", "takes": shape.startswith("joined")}
-            constants = hyper_mix.expand_constants(4096, n, parts, mix, together, **joins)
+            dependent = "pair" not in shape  # behind a copy
+            constants = hyper_mix.expand_constants(4096, n, parts, mix, together, dependent, **joins)
             kernel, warps = hyper_mix._expand_kernel, mix.warps[0]
         else:
             given = types("stream parts scale base norm x codes scales", "bf16 fp32 fp32 fp32 fp32 bf16 fp16 fp32")
@@ -250,7 +263,7 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
             columns, chunk = 8 if shape == "to experts" else 0, shape == "chunk"
             constants = hyper_mix.collapse_constants(4096, mix, 20, True, columns, chunk)
             kernel, warps = hyper_mix._collapse_kernel, mix.warps[1]
-        limits = hyper_mix.CHUNK_LIMITS if shape == "chunk" else hyper_mix.LIMITS
+        limits = hyper_mix.CHUNK_LIMITS if shape.startswith("chunk") else hyper_mix.LIMITS
         return [(kernel, given, constants, {"num_warps": warps}, limits[op])]
     if op == "peer_join":
         given = types("parts theirs mine counts error out", "fp32 i64 i64 i32 i32 fp32") | {"T": "i32", "polls": "i32"}
@@ -261,7 +274,8 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
         constants = route.constants(256, 6, 8, shape == "table")
         return [(route._route_kernel, given, constants, {"num_warps": route.WARPS}, route.LIMITS)]
     if op == "index_scores":
-        scores = index_scores.CHUNK_TUNING if shape == "chunk" else index_scores.TUNING
+        cuts = {"chunk": index_scores.CHUNK_TUNING, "64x128, alone": index_scores.ALONE}
+        scores = cuts.get(shape, index_scores.TUNING)
         given = types("query keys weights visible scores", "bf16 bf16 fp32 i32 fp32") | {"T": "i32", "C": "i32"}
         options = {"num_warps": scores.warps}
         constants = index_scores.constants(64, 128, 8, scores)
@@ -291,17 +305,21 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
         constants = compress.pool_constants(ratio, halves, 256, width, 64, rounding)
         options = {"num_warps": compress.pool_warps(ratio, halves)}
         return [(compress._pool_kernel, pool, constants, options, compress.LIMITS[part])]
+    if op == "arrange_fp4":
+        given = types("codes scales words", "i32 i32 i32") | {"K": "i32"}
+        return [(_fp4_arrange._arrange_fp4_kernel, given, {}, {"num_warps": _fp4_arrange.WARPS}, _fp4_arrange.LIMITS)]
     if op == "round_chunk":
         given = types("x values scales", "fp32 fp16 fp32" if shape == "fp8" else "bf16 fp16 fp32")
-        constants = _round_chunk.constants(1, 4096 if shape == "fp8" else 32768, shape == "fp8")
+        width = {"fp8": 4096, "bf16": 32768, "bf16, half": 16384}[shape]
+        constants = _round_chunk.constants(1, width, shape == "fp8")
         kernel, options = _round_chunk._round_chunk_kernel, {"num_warps": _round_chunk.WARPS}
         return [(kernel, given, constants, options, _round_chunk.LIMITS)]
     if op == "chunk_attention":
-        form, kind = shape.split(", ")
+        form, kind, *narrow = shape.split(", ")
         ratio = 0 if kind == "window" else int(kind)
         given = types("query ring entries places position sink", "bf16 bf16 bf16 i32 i32 fp32")
         given |= types("cos sin out", "fp32 fp32 bf16") | {"held": "i32", "most": "i32", "scale": "fp32"}
-        cut, problem = chunk_attention.PLAIN, (128, ratio, ratio == 4, 32, 512, 64)
+        cut, problem = chunk_attention.PLAIN, (128, ratio, ratio == 4, 32, 128 if narrow else 512, 64)
         constants = chunk_attention.constants(cut, *problem)
         kernel, options = chunk_attention._chunk_attention_kernel, {"num_warps": cut.warps}
         if form == "lanes":
@@ -387,7 +405,8 @@ def chunk_product(op: str, shape: str) -> tuple[Any, dict[str, str], dict[str, i
         n, k = map(int, shape.split()[-1].split("x"))
         given = types("words w_scales x x_scales out", "i32 fp32 fp16 fp32 fp32") | {"T": "i32"}
         if lanes:
-            constants = fp8_chunk.lane_constants(n, k, 1, fp8_chunk.tuning(n, k))
+            groups = 4 if "groups" in shape else 1
+            constants = fp8_chunk.lane_constants(n, k, groups, fp8_chunk.tuning(n, k))
             return fp8_chunk._fp8_chunk_lanes_kernel, given, constants, on_hopper, fp8_chunk.LIMITS["lanes"]
         constants = {"N": n, "K": k, "GROUPS": 1, **fp8_chunk.PLAIN}
         options = fp8_chunk.PLAIN_OPTIONS

@@ -138,6 +138,16 @@ def test_rounding_adds_the_splits_from_left_to_right(form: Any) -> None:
     assert torch.equal(one.scales[:, :2], other.scales[:, :2])
 
 
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -0x400000])  # a GPU's own NaN first
+@pytest.mark.parametrize("act_fp8", [True, False])
+def test_what_is_no_number_stays_none(bits: int, act_fp8: bool, form: Any) -> None:
+    x = draw_rows(2, 256).float()[None]
+    x.view(torch.int32)[0, 1, 130] = bits
+    rounded = round_rows(x.to(form.device), act_fp8=act_fp8)
+    values = (rounded.codes.float() * rounded.scales[:, :2].t().repeat_interleave(128, 1)).cpu()
+    assert not values[1, 130].isfinite() and bool(values[0].isfinite().all())
+
+
 @pytest.mark.parametrize(("cut", "n", "k"), CASES)
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_matches_the_twin_in_float64(cut: Tuning, n: int, k: int, rows: int, form: Any) -> None:

@@ -138,7 +138,7 @@ def test_the_kernel_leaves_what_nobody_sees(place: torch.device) -> None:
 def test_m28_a_row_of_a_step_is_the_row_alone(place: torch.device) -> None:
     step = draw_step(4, 16, 32, 128, place)
     assert unequal_rows(step, run, [[0, 1, 2, 3], [3, 1]]) == 0
-    # of a chunk a program takes some rows, and its queries are on their way earlier
+    # of many keys, and of a chunk, a program takes some rows; of a chunk its queries are on their way earlier
     chunk = replace(CUT, rows=4, stages=3)
     assert unequal_rows(step, lambda s: run(s, CUT if len(s.query) == 1 else chunk), [[0, 1, 2, 3] * 2 + [1]]) == 0
 
@@ -191,7 +191,17 @@ def test_m28_the_models_scores_are_exact_and_row_invariant() -> None:
     def as_launched(s: Step) -> Tensor:
         return kernel.index_scores(s.query, s.keys, s.weights, s.visible)
 
-    assert unequal_rows(step, as_launched, [[5, 3, 0, 7, 1, 6] * 25]) == 0
+    assert unequal_rows(step, as_launched, [*batches, [5, 3, 0, 7, 1, 6] * 25]) == 0
+
+
+@pytest.mark.gpu
+def test_keys_that_nobody_sees_change_no_score() -> None:
+    device = torch.device("cuda")
+    step = draw_step(8, 64, 128, 1024, device)
+    unseen = torch.full((262_144 - 1024, 128), torch.nan, dtype=torch.bfloat16, device=device)
+    longer = replace(step, keys=torch.cat((step.keys, unseen)))
+    wanted = run(step, kernel.TUNING)
+    assert torch.equal(run(longer, kernel.TUNING), wanted)
 
 
 @pytest.mark.gpu

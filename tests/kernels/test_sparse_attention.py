@@ -223,6 +223,16 @@ def test_hidden_keys_at_the_end_change_no_bit_and_a_row_without_keys_is_zero(pla
     assert not run(blind).any()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("longest", [64, 256, 1024, 8192])
+def test_entries_that_nobody_sees_change_no_bit_of_the_models_attention(longest: int) -> None:
+    device = torch.device("cuda")
+    step = draw_step(8, 64, 512, (128, 32), device)
+    hidden = torch.full((8, longest - 32), -1, dtype=torch.int32, device=device)
+    longer = replace(step, entries=replace(step.entries, places=torch.cat((step.entries.places, hidden), 1)))
+    assert torch.equal(run(longer, kernel.TUNING), run(step, kernel.TUNING))
+
+
 @pytest.mark.kernels
 def test_the_kernel_refuses_by_name(place: torch.device) -> None:
     step = draw_step(2, 16, 128, (32, 16), place)

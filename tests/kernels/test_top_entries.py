@@ -93,6 +93,29 @@ def test_the_kernel_fills_up_what_is_missing(seen: int, place: torch.device) -> 
     require_twin(draw_scores(1, 64, place), torch.tensor([seen], dtype=torch.int32, device=place), 16)
 
 
+def require_no_trace(rows: int, count: int, longest: int, k: int, cut: kernel.Tuning, device: torch.device) -> None:
+    """What lies behind the visible entries, and how much of it there is, is not in the choice."""
+    scores = draw_scores(rows, count, device)
+    visible = (count - 7 * torch.arange(rows)).to(torch.int32).to(device)
+    wanted = run(scores, visible, k, cut)
+    longer = torch.full((rows, longest), math.inf, device=device)
+    longer[:, :count] = scores
+    assert torch.equal(run(longer, visible, k, cut), wanted)
+
+
+@pytest.mark.kernels
+def test_columns_that_nobody_sees_change_no_choice(place: torch.device) -> None:
+    for longest in (128, 640, 2048):  # one round, two, and four
+        require_no_trace(3, 90, longest, 16, CUT, place)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [700, 1024, 8192])
+def test_columns_that_nobody_sees_change_none_of_the_models_choices(count: int) -> None:
+    for longest in (8192, 16_384, 65_536, 262_144):
+        require_no_trace(8, count, longest, 512, kernel.TUNING, torch.device("cuda"))
+
+
 @pytest.mark.kernels
 def test_the_kernel_takes_numbers_of_every_size(place: torch.device) -> None:
     ends = torch.tensor([math.inf, -math.inf, 3e38, -3e38, 1e-45, -1e-45, 0.0, -0.0])

@@ -20,10 +20,13 @@ SHAPES = {"16384": 16384, "65536": 65536}
 ROWS = (1, 2, 4, 6)
 SWEPT_ROWS = (1, 6)
 CUTS = [
-    Tuning(keys=keys, warps=warps, stages=stages, eager=eager)
-    for keys, warps, stages in ((128, 4, 3), (128, 4, 1), (128, 4, 2), (64, 4, 1), (64, 4, 2), (128, 8, 1))
+    Tuning(keys=keys, warps=warps, stages=stages, rows=rows, eager=eager)
+    for keys, warps, stages, rows in (
+        (128, 4, 1, 1), (128, 4, 1, 2), (128, 4, 1, 3), (128, 4, 1, 8), (128, 4, 2, 8), (128, 4, 3, 8), (64, 4, 1, 2),
+        (128, 8, 1, 2),
+    )
     for eager in (False, True)
-]
+]  # fmt: skip
 ROUNDING = 1e-6  # of the sum of a score's terms without their signs
 
 
@@ -33,7 +36,8 @@ def arms(device: torch.device) -> list[Arm]:
 
 
 def _own(device: torch.device, shape: str, rows: int) -> Iterator[Arm]:
-    count, product = SHAPES[shape], index_scores.TUNING
+    count = SHAPES[shape]
+    product = index_scores.tuning(rows, count)
 
     def arm(cut: Tuning, dependent: bool = True) -> Arm:
         return Arm(

@@ -70,7 +70,8 @@ def _compile(kind: str, count: int, cut: Tuning, dependent: bool) -> None:
             **top_entries.constants(K, each, cut, i == 0, i == len(rounds) - 1, dependent),
         )  # fmt: skip
     if kind == "indexer":
-        scores_bench.compile_scores(index_scores.TUNING, dependent)
+        for scores in (index_scores.TUNING, index_scores.ALONE):
+            scores_bench.compile_scores(scores, dependent)
 
 
 def _draw_scores(device: torch.device, kind: str, count: int, rows: int, copies: int) -> Tensor:
