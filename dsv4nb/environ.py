@@ -3,6 +3,8 @@
 DSV4NB_DEVICES    devices: cpu, or GPU ids such as 0,1
 DSV4NB_MAX_SEQ    max_seq: longest sequence, prompt and reply together
 DSV4NB_SPEC_DEPTH spec_depth: rows of a verify forward at most; models without a drafter do not look at it
+DSV4NB_SKIP_WARMUP
+                  warmup: 1 is warmup=False, a model on GPUs is handed over before it ran once
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dsv4nb.errors import RequestError
 DEVICES = "DSV4NB_DEVICES"
 MAX_SEQ = "DSV4NB_MAX_SEQ"
 SPEC_DEPTH = "DSV4NB_SPEC_DEPTH"
+SKIP_WARMUP = "DSV4NB_SKIP_WARMUP"
 
 CPU = "cpu"
 
@@ -55,6 +58,18 @@ def spec_depth() -> int | None:
         RequestError: the variable is no positive integer.
     """
     return _positive(SPEC_DEPTH)
+
+
+def skips_warmup() -> bool:
+    """Whether the environment asks for models that did not run yet.
+
+    Raises:
+        RequestError: the variable is neither 0 nor 1.
+    """
+    text = os.environ.get(SKIP_WARMUP, "0")
+    if text.strip() not in ("0", "1"):
+        raise RequestError(f"{SKIP_WARMUP} is {text!r}; it must be 1, or 0 as when it is not there", param=SKIP_WARMUP)
+    return text.strip() == "1"
 
 
 def _positive(name: str) -> int | None:

@@ -26,6 +26,7 @@ class LoadInfo:
         defaults: sampler values of a request that names none, and whose they are.
         drafter: whether there is one, and whether it runs.
         prefill: how prompts are read.
+        link: how fast the GPUs reach each other, "" where there is nothing to reach.
         disk_bytes: size of the weight files.
         threads: of one operation.
         load_s: from the call of `load` to the handle; of a shared engine, what loading it took.
@@ -54,6 +55,7 @@ class LoadInfo:
     threads: int
     load_s: float
     prefill: str = "exact"
+    link: str = ""
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the facts as (label, text)."""
@@ -75,6 +77,7 @@ class LoadInfo:
             ("prompts", self.prefill),
             ("max_seq", f"{self.max_seq:,} of {self.max_seq_declared:,} declared"),
             ("device", f"{self.device}, {self.threads} thread{'s' * (self.threads != 1)}"),
+            *([("peer link", self.link)] if self.link else []),
             ("loaded in", f"{self.load_s:.2f} s"),
         ]
 
@@ -213,6 +216,7 @@ def load_info(
     threads: int,
     load_s: float,
     prefill: str,
+    link: str,
 ) -> LoadInfo:
     """Return the facts of `checkpoint` as it was loaded."""
     config = checkpoint.config
@@ -240,6 +244,7 @@ def load_info(
         threads=threads,
         load_s=load_s,
         prefill=prefill,
+        link=link,
     )
 
 

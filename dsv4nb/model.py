@@ -6,6 +6,7 @@ import difflib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from dsv4nb.config import SamplerConfig, SpecConfig, parse_window
 from dsv4nb.contract import CONTRACTS, Contract
 from dsv4nb.encoding.constants import EFFORTS, Revision
 from dsv4nb.encoding.tokens import ChatTokenizer
-from dsv4nb.engine.gpus import require_gpus, require_placement
+from dsv4nb.engine.gpus import PIPELINE, given_back_on_failure, placed, require_gpus, require_placement
 from dsv4nb.engine.prefill import FAST_ROWS, FAST_ROWS_MAX, FEWEST_ROWS, FORMS, PrefillForm
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, EncodingError, RequestError
 from dsv4nb.handle import Model, Parts
@@ -38,6 +39,7 @@ from dsv4nb.session.request import (
 )
 from dsv4nb.session.server import Server
 from dsv4nb.stream.loading import Loading
+from dsv4nb.weights.placement import SharedKind
 from dsv4nb.weights.progress import LoadStep
 
 if TYPE_CHECKING:
@@ -49,13 +51,13 @@ __all__ = ["Model", "Parts", "load", "open_chat"]
 TOY = "toy"  # the bundled model, by this name instead of a path
 CPU_THREADS = 1
 CPU_MAX_SEQ = 4096  # a longer prompt takes minutes on a CPU before its first token
-GPU_MAX_SEQ = 32_768  # every chat that is open has caches for that many positions
+GPU_MAX_SEQ = 131_072  # caches grow as chats do; this much room costs angles and scratch, 0.3 GB of each GPU
 
 _TOY_FOLDER = Path(__file__).parent / "toy" / "model"
 
 _LOAD_NAMES = (
     *("path", "devices", "placement", "max_seq", "contract", "encoding", "name", "cache_mib", "host_cache_mib"),
-    *("drafter", "spec_depth", "spec_window", "progress", "prefill", "prefill_rows"),
+    *("drafter", "spec_depth", "spec_window", "progress", "prefill", "prefill_rows", "warmup"),
 )
 
 
@@ -80,6 +82,7 @@ def load(
     spec_window: str | Sequence[Any] | None = None,
     prefill: str | None = None,
     prefill_rows: int | None = None,
+    warmup: bool | None = None,
     progress: object = None,
     **unknown: object,
 ) -> Model:
@@ -87,10 +90,12 @@ def load(
 
     Args:
         path: the folder that holds config.json, or "toy" for the bundled model.
-        devices: "cpu", the id of a GPU, or of two, as (0, 1); the environment's DSV4NB_DEVICES when None, else "cpu".
-        placement: how two GPUs share the model: tensor, which is the default, each has half of every large matrix.
+        devices: "cpu", or the ids of GPUs, as 0 or (0, 1); the environment's DSV4NB_DEVICES when None, else "cpu".
+        placement: how several GPUs share the model: "tensor", each of two has half of every large matrix; or
+            "pipeline", each has some of the layers, one GPU after the other. When None, two share every layer, or are
+            a pipeline where they do not reach each other's memory: the card says why.
         max_seq: longest sequence, prompt and reply together; the environment's DSV4NB_MAX_SEQ when None, else the
-            model's own, at most 4096 on a CPU and 32768 on a GPU.
+            model's own, at most 4096 on a CPU and 131072 on a GPU, where a longer one has to be asked for.
         contract: roundings of the arithmetic, instead of those that the checkpoint was published with.
         encoding: preview or v0731, for a checkpoint that does not tell.
         name: for people; the folder's when None.
@@ -103,6 +108,8 @@ def load(
         prefill: how prompts are read: "exact", as rows are, or "fast", in chunks that add in another order, on a GPU
             alone; fast on a GPU when None. A model that cannot be read so is read exactly, and its card says why.
         prefill_rows: tokens of one fast chunk, from 32 to 4096; 2048 when None.
+        warmup: let a model on GPUs run once before it is handed over, so that no kernel is compiled in the first chat;
+            True when None, unless the environment's DSV4NB_SKIP_WARMUP is 1. On a CPU nothing is compiled.
         progress: what shows how far it is: True, a panel in a notebook and a line in a terminal; None, the same once
             it takes long; False, nothing; or a `LoadPanel`, or a function that is called with a `LoadStep` after each
             tensor and may raise to stop.
@@ -120,13 +127,15 @@ def load(
     refuse_unknown(unknown, _LOAD_NAMES, "load()")
     asked = environ.devices() if devices is None else environ.parse_devices(devices, "devices")
     gpus = _gpus(asked, placement)
+    kind, why = placed(gpus, placement)
     form, rows = _prefill(prefill, prefill_rows, is_gpu=bool(gpus))
+    warms = _warmup(warmup)
     override_contract = None if contract is None else _contract(contract)
     if encoding is not None and encoding not in EFFORTS:
         raise RequestError(f"encoding is {encoding!r}; it must be one of {', '.join(EFFORTS)}", param="encoding")
     is_toy = path == TOY
     folder = _TOY_FOLDER if is_toy else Path(path).expanduser().resolve()
-    with shown(name or (TOY if is_toy else folder.name), str(folder), progress) as loading:
+    with given_back_on_failure(gpus), shown(name or (TOY if is_toy else folder.name), str(folder), progress) as loading:
         loading.tell(LoadStep(phase="headers"))
         checkpoint = open_checkpoint(folder)
         loading.name = name = name or (TOY if is_toy else checkpoint.name)
@@ -134,11 +143,14 @@ def load(
         room = _room(max_seq, checkpoint.config.max_position_embeddings, most)
         prefixes = Prefixes(budget_bytes=_mib("cache_mib", cache_mib), host_mib=host_cache_mib)
         spec = _spec(checkpoint, drafter, spec_depth, spec_window)
-        key = (_fingerprint(folder), gpus, room, contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
+        options = (contract, encoding, name, cache_mib, host_cache_mib, drafter, spec)
+        key = (_fingerprint(folder), gpus, kind, room, *options)
         assemble = partial(
             _assemble,
             checkpoint,
             gpus,
+            kind,
+            why,
             room,
             override_contract,
             encoding,
@@ -148,6 +160,7 @@ def load(
             needs_drafter=drafter is True,
             prefill=form,
             prefill_rows=rows,
+            warms=warms,
             is_toy=is_toy,
             started=started,
             loading=loading,
@@ -164,6 +177,8 @@ def load(
 def _assemble(
     checkpoint: Checkpoint,
     gpus: tuple[int, ...],
+    kind: SharedKind,
+    why_kind: str,
     room: int,
     contract: Contract | None,
     encoding: str | None,
@@ -174,6 +189,7 @@ def _assemble(
     needs_drafter: bool,
     prefill: PrefillForm,
     prefill_rows: int,
+    warms: bool,
     is_toy: bool,
     started: float,
     loading: Loading,
@@ -186,7 +202,8 @@ def _assemble(
     whose = "generation_config.json" if recommended else "DeepSeek's; the checkpoint names none"
     reason = checkpoint.contract_reason if contract is None else f"asked for; published with {checkpoint.contract.name}"
     engine: CpuEngine | DeviceEngine
-    told: str = prefill
+    told, link = str(prefill), ""
+    warm_up: Callable[[], None] | None = None
     if not gpus:
         from dsv4nb.engine.cpu import CpuEngine  # brings torch
 
@@ -200,11 +217,13 @@ def _assemble(
             on_progress=loading.tell,
         )
     else:
+        from dsv4nb.engine import peer_link
         from dsv4nb.engine.device import DeviceEngine  # brings torch and Triton
 
         engine = DeviceEngine.from_checkpoint(
             checkpoint,
             device=[f"cuda:{gpu}" for gpu in gpus],
+            placement=kind,
             contract=contract,
             drafter=spec is not None,
             max_seq=room,
@@ -213,49 +232,66 @@ def _assemble(
             on_progress=loading.tell,
         )
         chosen = engine.contract
-        prefill, told = engine.prefill_form, _prefill_told(engine, prefill_rows)
+        prefill, told, link = engine.prefill_form, _prefill_told(engine, prefill_rows), peer_link.told(engine.links)
         reason = f"{reason}; in bfloat16 between the roundings"
-    loading.tell(replace(loading.step, phase="engine"))
-    if needs_drafter and engine.draft_fault:
-        raise CheckpointError(f"the drafter of {checkpoint.path} cannot run: {engine.draft_fault}", param="drafter")
-    spec, no_drafter = (spec, "") if engine.block_size else (None, _no_drafter(checkpoint, engine.draft_fault))
-    info = load_info(
-        checkpoint,
-        name=name,
-        encoding=encoding_note,
-        contract=f"{chosen.name} ({reason})",
-        defaults=f"temperature {sampler.temperature:g}, top_p {sampler.top_p:g} ({whose})",
-        drafter=f"DSpark, {engine.block_size} drafts a round" if spec is not None else f"none: {no_drafter}",
-        max_seq=room,
-        device=_device_name(gpus),
-        threads=CPU_THREADS,
-        load_s=time.monotonic() - started,
-        prefill=told,
-    )
-    if is_toy:
-        info = replace(info, provenance="bundled with dsv4nb")
-    limits = Limits(
-        max_seq=room,
-        vocab_size=engine.vocab_size,
-        revision=revision,
-        sampler=sampler,
-        spec=spec,
-        no_drafter=no_drafter,
-        block_size=engine.block_size,
-        model=name,
-        weights=fingerprint_of(checkpoint.path / "config.json", {e.file for e in checkpoint.entries.values()}),
-        arithmetic=chosen.name,
-        prefill=prefill,
-    )
-    caps = Capabilities(
-        efforts=tuple(level for level in EFFORTS[revision] if level is not None),
-        context_length=room,
-        max_prompt=longest_prompt(room),
-        n_vocab=tokens.vocab_size,
-        recommended=recommended,
-    )
-    server = Server(engine, tokens, name, prefixes)
-    return Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info, caps=caps)
+        warm_up = partial(_warm_up, engine, loading) if warms else None
+    with ExitStack() as failing:
+        failing.callback(engine.close)
+        loading.tell(replace(loading.step, phase="engine"))
+        if needs_drafter and engine.draft_fault:
+            raise CheckpointError(f"the drafter of {checkpoint.path} cannot run: {engine.draft_fault}", param="drafter")
+        if warm_up is not None:
+            warm_up()
+        spec, no_drafter = (spec, "") if engine.block_size else (None, _no_drafter(checkpoint, engine.draft_fault))
+        info = load_info(
+            checkpoint,
+            name=name,
+            encoding=encoding_note,
+            contract=f"{chosen.name} ({reason})",
+            defaults=f"temperature {sampler.temperature:g}, top_p {sampler.top_p:g} ({whose})",
+            drafter=f"DSpark, {engine.block_size} drafts a round" if spec is not None else f"none: {no_drafter}",
+            max_seq=room,
+            device=_device_name(gpus, kind, why_kind),
+            threads=CPU_THREADS,
+            load_s=time.monotonic() - started,
+            prefill=told,
+            link=link,
+        )
+        if is_toy:
+            info = replace(info, provenance="bundled with dsv4nb")
+        limits = Limits(
+            max_seq=room,
+            vocab_size=engine.vocab_size,
+            revision=revision,
+            sampler=sampler,
+            spec=spec,
+            no_drafter=no_drafter,
+            block_size=engine.block_size,
+            model=name,
+            weights=fingerprint_of(checkpoint.path / "config.json", {e.file for e in checkpoint.entries.values()}),
+            arithmetic=chosen.name,
+            prefill=prefill,
+        )
+        caps = Capabilities(
+            efforts=tuple(level for level in EFFORTS[revision] if level is not None),
+            context_length=room,
+            max_prompt=longest_prompt(room),
+            n_vocab=tokens.vocab_size,
+            recommended=recommended,
+        )
+        server = Server(engine, tokens, name, prefixes)
+        failing.pop_all()
+        return Parts(engine=engine, tokens=tokens, server=server, limits=limits, info=info, caps=caps)
+
+
+def _warm_up(engine: DeviceEngine, loading: Loading) -> None:
+    """Let a model on GPUs run once, and tell so."""
+    from dsv4nb.engine import warm_up  # brings torch and Triton
+
+    if not warm_up.is_of_use(engine):
+        return
+    loading.tell(step := replace(loading.step, phase="warming"))
+    warm_up.warm_up(engine, lambda: loading.tell(step))
 
 
 class _Shelf:
@@ -299,9 +335,15 @@ def _gpus(devices: str | tuple[int, ...] | None, placement: str | None) -> tuple
     return ()
 
 
-def _device_name(gpus: tuple[int, ...]) -> str:
-    """Say where a model runs."""
-    return f"GPU{'s' * (len(gpus) > 1)} {' and '.join(map(str, gpus))}" if gpus else "CPU"
+def _device_name(gpus: tuple[int, ...], kind: SharedKind, why: str) -> str:
+    """Say where a model runs, and why not as two GPUs usually share it."""
+    if not gpus:
+        return "CPU"
+    *before, last = map(str, gpus)
+    if not before:
+        return f"GPU {last}"
+    told = f"GPUs {', '.join(before)} and {last}"
+    return told if kind != PIPELINE else f"{told}, one after the other{f' ({why})' if why else ''}"
 
 
 def _prefill(form: object, rows: object, *, is_gpu: bool) -> tuple[PrefillForm, int]:
@@ -329,6 +371,14 @@ def _prefill_told(engine: DeviceEngine, rows: int) -> str:
     if engine.prefill_form == "fast":
         return f"fast, in chunks of {rows:,}"
     return f"exact: {engine.prefill_fault}" if engine.prefill_fault else "exact"
+
+
+def _warmup(given: object) -> bool:
+    """Return whether a model on GPUs runs once before it is handed over."""
+    skips = environ.skips_warmup()
+    if given is not None and not isinstance(given, bool):
+        raise RequestError(f"warmup is {given!r}; it must be True or False", param="warmup")
+    return not skips if given is None else given
 
 
 def _mib(name: str, value: object) -> int:

@@ -83,10 +83,11 @@ class _Opener:
     def _is_due(self, loading: Loading) -> bool:
         if self._at_once:
             return True
-        step = loading.step
+        step, elapsed = loading.step, loading.figures().elapsed_s
+        if step.phase == "warming" and not loading.is_over:  # where kernels have to be compiled it takes a minute
+            return elapsed > GONE_S + LEFT_S
         if loading.is_over or step.phase != "weights" or not step.done_bytes:
             return False
-        elapsed = loading.figures().elapsed_s
         if self._first is None:
             self._first = elapsed
         gone = elapsed - self._first

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsv4nb.errors import CheckpointError, LoadCancelled, RequestError
 from dsv4nb.model import load
-from dsv4nb.progress import Line, line
+from dsv4nb.progress import Line, _Opener, line
 from dsv4nb.stream.loading import Figures, Loading
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 from dsv4nb.testing.tiny_tokenizer import write_tiny_tokenizer
@@ -112,6 +112,20 @@ def test_a_load_shows_itself_when_it_takes_long(
     load(folder, progress=progress).close()
     assert ("loaded" in out.getvalue()) == shows
     assert shows or not out.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "shows"), [(0.9, False), (1.1, True)])
+def test_h03_a_model_that_warms_up_for_long_shows_itself(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, shows: bool
+) -> None:
+    out, now = Terminal(), [0.0]
+    monkeypatch.setattr(sys, "stderr", out)
+    loading = Loading("tiny", "", _Opener(at_once=False), clock=lambda: now[0])
+    loading.tell(LoadStep(phase="engine"))
+    now[0] = seconds
+    loading.tell(LoadStep(phase="warming"))
+    loading.finish(None)
+    assert ("loading tiny  warming up" in out.getvalue()) == ("loaded tiny" in out.getvalue()) == shows
 
 
 def test_nothing_is_written_into_a_file_unasked(

@@ -11,6 +11,7 @@ from dsv4nb.checkpoint.synthetic import SHAPES, hf_config
 from dsv4nb.engine.prefill import FAST_ROWS, PrefillForm
 from dsv4nb.engine.protocol import MAX_ROWS
 from dsv4nb.errors import RequestError
+from dsv4nb.weights.placement import SharedKind
 
 Routes = Literal["free", "measured"]
 
@@ -24,6 +25,7 @@ class Asked:
     Attributes:
         shape: a name of `dsv4nb.checkpoint.synthetic.SHAPES`.
         devices: GPU ids, such as "0" or "0,1".
+        placement: how several share the model, "tensor" or "pipeline"; as `dsv4nb.load` chooses when None.
         layers, experts: as many as the shape has when None.
         changes: other fields of config.json.
         contexts: positions that the measured rows stand at.
@@ -38,6 +40,7 @@ class Asked:
 
     shape: str
     devices: str = "0"
+    placement: SharedKind | None = None
     layers: int | None = None
     experts: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class Ran:
 
     Attributes:
         layers, experts: that were run; `layers_of` and `experts_of` are those of the shape.
-        devices: each with its name.
+        devices: each with its name; shared: how they share the model.
         resident_bytes: of the weights on each device.
         copy_tb_s: copy rate of the first device in this process, bytes read plus bytes written; None on none.
         routes: "free" or "measured".
@@ -108,6 +111,7 @@ class Ran:
     experts_of: int
     changed: tuple[str, ...]
     devices: tuple[str, ...]
+    shared: str
     max_seq: int
     routes: Routes
     graphs: bool
@@ -127,6 +131,7 @@ class Ran:
             ("layers", f"{self.layers} of {self.layers_of} were run" + self._scaling(self.layers, self.layers_of)),
             ("experts", f"{self.experts} of {self.experts_of}"),
             ("devices", ", ".join(self.devices)),
+            ("placement", self.shared),
             ("weights", f"{held}, made in {self.load_s:.1f} s"),
             ("prefix", f"random cache rows, room for {self.max_seq} positions"),
             ("routes", table),
@@ -145,6 +150,7 @@ def ran(
     config: ModelConfig,
     *,
     devices: tuple[str, ...],
+    shared: str,
     max_seq: int,
     resident_bytes: tuple[int, ...],
     load_s: float,
@@ -162,6 +168,7 @@ def ran(
         experts_of=whole["n_routed_experts"],
         changed=tuple(f"{name} {value}" for name, value in asked.changes.items()),
         devices=devices,
+        shared=shared,
         max_seq=max_seq,
         routes=asked.routes,
         graphs=asked.graphs,

@@ -1,7 +1,8 @@
 """The command line of the measurements.
 
 `--model` measures a checkpoint as a person meets it. `--synthetic` measures the GPU engine on random weights of any
-shape, forward by forward; `rounds`, `prefill` and `load` are measured so alone.
+shape, forward by forward; `rounds`, `prefill` and `load` are measured so alone, except that `load` also takes files.
+`gil --devices` measures a checkpoint on GPUs too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dsv4nb.bench.overhead import overhead
 from dsv4nb.bench.reuse import reuse
 from dsv4nb.bench.spec import spec
 from dsv4nb.checkpoint.synthetic import SHAPES, field_change
+from dsv4nb.engine.gpus import PIPELINE, TENSOR
 from dsv4nb.engine.prefill import FAST_ROWS, FORMS
 from dsv4nb.errors import Dsv4Error
 
@@ -52,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(args: argparse.Namespace) -> object:
+    if getattr(args, "files", None) is not None:
+        devices.devices_of(args.devices, args.placement)  # refuses before anything brings Triton
+        from dsv4nb.bench.file_loading import file_loading
+
+        return file_loading(args.files, args.devices, args.placement, runs=args.runs)
     if getattr(args, "synthetic", None) is not None:
         return _synthetic(args)
     if args.command == "decode":
@@ -62,13 +69,15 @@ def _report(args: argparse.Namespace) -> object:
         return spec(args.model, temperature=args.temperature, new=args.new, runs=args.runs)
     if args.command == "reuse":
         return reuse(args.model, prompt_tokens=args.prompt_tokens, runs=args.runs)
-    return gil(None if args.wait_only else args.model, new=args.new, runs=args.runs)
+    path = None if args.wait_only else args.model
+    return gil(path, new=args.new, runs=args.runs, devices=args.devices, placement=args.placement)
 
 
 def _synthetic(args: argparse.Namespace) -> object:
     asked = Asked(
         shape=args.synthetic,
-        devices=args.devices,
+        devices=args.devices or "0",
+        placement=args.placement,
         layers=args.layers,
         experts=args.experts,
         changes=dict(args.set),
@@ -79,7 +88,7 @@ def _synthetic(args: argparse.Namespace) -> object:
         seconds=args.seconds,
         max_seq=args.max_seq,
     )
-    devices.devices_of(asked.devices)  # refuses before anything brings Triton
+    devices.devices_of(asked.devices, asked.placement)  # refuses before anything brings Triton
     if args.command == "decode":
         from dsv4nb.bench.synthetic_decode import synthetic_decode
 
@@ -92,6 +101,10 @@ def _synthetic(args: argparse.Namespace) -> object:
         from dsv4nb.bench.prefill import prefill
 
         return prefill(replace(asked, form=args.form, chunk_rows=args.chunk), rows=args.rows)
+    if args.command == "gil":
+        from dsv4nb.bench.synthetic_gil import synthetic_gil
+
+        return synthetic_gil(asked, new=args.new, runs=args.runs)
     from dsv4nb.bench.loading import loading
 
     return loading(asked)
@@ -122,9 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     of_prefill.add_argument("--rows", type=_AtLeast(1), default=2048, metavar="N", help="tokens behind each context")
     of_prefill.add_argument("--form", choices=FORMS, default="fast", help="how prompts are read")
     of_prefill.add_argument("--chunk", type=_AtLeast(1), default=FAST_ROWS, metavar="N", help="rows of a fast chunk")
-    of_load = commands.add_parser("load", help="what loading takes, of random weights")
-    for command in (of_decode, of_rounds, of_prefill, of_load):
-        _add_synthetic(command, required=command is not of_decode)
+    of_load = commands.add_parser("load", help="what loading takes, of random weights or of files")
+    of_load.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N", help="of --files")
+    for command in (of_decode, of_gil, of_rounds, of_prefill, of_load):
+        _add_synthetic(command, required=command not in (of_decode, of_gil), has_files=command is of_load)
+    of_gil.set_defaults(devices=None, widths=[1])  # of --model, where load() looks for them
     of_rounds.set_defaults(widths=[1, 2, 3, 4, 5, 6])
     for command in (of_decode, of_overhead, of_gil, of_reuse, of_spec, of_rounds, of_prefill, of_load):
         told = "write one JSON object, without FILE in place of the table"
@@ -132,14 +147,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_synthetic(command: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add what random weights are measured with."""
+def _add_synthetic(command: argparse.ArgumentParser, *, required: bool, has_files: bool) -> None:
+    """Add what random weights are measured with, and a folder of files in their place."""
     group = command.add_argument_group("random weights on GPUs")
-    group.add_argument("--synthetic", required=required, choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
+    either = group.add_mutually_exclusive_group(required=required)
+    either.add_argument("--synthetic", choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
+    if has_files:
+        either.add_argument("--files", type=Path, metavar="DIR", help="a checkpoint's folder")
     group.add_argument("--layers", type=_AtLeast(1), metavar="N", help="as many as the shape has when left out")
     group.add_argument("--experts", type=_AtLeast(1), metavar="N", help="routed experts of a layer")
     group.add_argument("--set", type=field_change, action="append", default=[], metavar="FIELD=VALUE")
     group.add_argument("--devices", default="0", metavar="IDS", help="such as 0, or 0,1")
+    group.add_argument("--placement", choices=[TENSOR, PIPELINE], help="how several GPUs share the model")
     group.add_argument("--context", type=_AtLeast(0), nargs="+", default=[1024], metavar="N")
     group.add_argument("--max-seq", type=_AtLeast(1), metavar="N", help="room of the caches; just enough when left out")
     group.add_argument("--widths", type=_AtLeast(1), nargs="+", default=[1, 2, 4, 6], metavar="T", help="rows")

@@ -12,20 +12,24 @@ if TYPE_CHECKING:
     import torch
 
 
-def devices_of(text: str) -> tuple[torch.device, ...]:
+def devices_of(text: str, placement: str | None = None) -> tuple[torch.device, ...]:
     """Return the GPUs of `--devices`; nothing that needs Triton is imported.
 
+    Args:
+        placement: how they share the model, where that was asked for.
+
     Raises:
-        RequestError: it names none, or one that this machine does not have, or Triton is not there.
+        RequestError: it names none, or one that this machine does not have, Triton is not there, or they cannot share
+            the model so.
     """
     ids = parse_devices(text, "devices")
     if isinstance(ids, str):
         raise RequestError(
-            f"devices is {ids!r}; random weights are measured on GPUs: name one or two, such as 0. On the CPU,"
+            f"devices is {ids!r}; random weights are measured on GPUs: name some, such as 0 or 0,1. On the CPU,"
             " --model toy measures the bundled model",
             param="devices",
         )
-    gpus = require_gpus(ids)
+    gpus = require_gpus(ids, placement)
     import torch
 
     return tuple(torch.device("cuda", gpu) for gpu in gpus)

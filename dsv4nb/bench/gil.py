@@ -1,7 +1,7 @@
 """Decode speed while a cell computes in pure Python, and what the thread switch interval does about it.
 
 Two engines: the model's own, which takes the interpreter hundreds of times per token on a CPU, and a step that waits
-for a device, as a captured graph does: one wait of 4 ms per token.
+for a device, as a captured graph does: one wait of 4 ms per token. `synthetic_gil` measures a GPU's on random weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ STEP_S = 0.004
 LIMIT_S = 5.0
 INTERVALS_S = (5e-3, 5e-4, 1e-4)  # the first is Python's own
 
+# (engine, interval in seconds) -> of each run what `Report.arms` has the median of
+Samples = dict[tuple[str, float], list[tuple[float, float, float]]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -37,42 +40,56 @@ class Report:
 
     def __str__(self) -> str:
         head = f"tok/s, medians of {self.runs} runs of {self.new_tokens} tokens, arms in turn"
-        lines = [head, f"{'engine':<24}{'interval':>10}{'idle':>8}{'busy':>8}{'kept':>7}{'cell':>7}"]
-        for engine, intervals in self.arms.items():
-            for interval, (idle, busy, cell) in intervals.items():
-                lines.append(f"{engine:<24}{interval:>10}{idle:8.1f}{busy:8.1f}{busy / idle:7.0%}{cell:7.0%}")
-        return "\n".join(lines)
+        return "\n".join([head, *table(self.arms)])
 
 
-def gil(path: str | None, *, new: int, runs: int) -> Report:
+def table(arms: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> list[str]:
+    """Return the lines of arms, with their heading."""
+    wide = max(24, *(len(engine) + 2 for engine in arms))
+    lines = [f"{'engine':<{wide}}{'interval':>10}{'idle':>8}{'busy':>8}{'kept':>7}{'cell':>7}"]
+    for engine, intervals in arms.items():
+        for interval, (idle, busy, cell) in intervals.items():
+            lines.append(f"{engine:<{wide}}{interval:>10}{idle:8.1f}{busy:8.1f}{busy / idle:7.0%}{cell:7.0%}")
+    return lines
+
+
+def gil(path: str | None, *, new: int, runs: int, devices: str | None = None, placement: str | None = None) -> Report:
     """Measure every arm `runs` times, one after the other.
 
     Args:
         path: of the model; None measures the step that waits alone.
+        devices, placement: of the model, as `dsv4nb.load` takes them.
+
+    Raises:
+        RequestError: there are no such devices.
     """
-    end = time.perf_counter() + 0.5
-    alone = _spin(lambda: time.perf_counter() < end)
-    samples: dict[tuple[str, float], list[tuple[float, float, float]]] = {}
+    alone = spin_alone()
+    samples: Samples = {}
     with ExitStack() as stack:
         waiting = stack.enter_context(fake_model("word " * (new + 8), delay_s=STEP_S))
         engines = {f"one wait of {STEP_S * 1e3:.0f} ms": waiting}
         if path is not None:
-            model = stack.enter_context(load(path))
+            model = stack.enter_context(load(path, devices=devices, placement=placement))
             engines[f"{model.name} on {model.info.device}"] = model
         for engine in engines.values():
             _rate(engine, new)
         for _ in range(runs):
             for name, engine in engines.items():
                 for interval in INTERVALS_S:
-                    with _interval(interval):
+                    with switching_every(interval):
                         idle, _ = _rate(engine, new)
                         busy, cell = _rate(engine, new, busy=True)
                     samples.setdefault((name, interval), []).append((idle, busy, cell / alone))
+    return Report(runs=runs, new_tokens=new, arms=medians(samples))
+
+
+def medians(samples: Samples) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """Return the arms of a report."""
     arms: dict[str, dict[str, tuple[float, float, float]]] = {}
     for (name, interval), measured in samples.items():
         idle, busy, cell = (statistics.median(values) for values in zip(*measured, strict=True))
         arms.setdefault(name, {})[f"{interval * 1e3:g} ms"] = (idle, busy, cell)
-    return Report(runs=runs, new_tokens=new, arms=arms)
+    return arms
 
 
 def _rate(model: Model, new: int, *, busy: bool = False) -> tuple[float, float]:
@@ -82,14 +99,20 @@ def _rate(model: Model, new: int, *, busy: bool = False) -> tuple[float, float]:
     """
     ticket = model.submit("Count from 1 to 100.", temperature=0, max_new=new)
     end = time.perf_counter() + LIMIT_S
-    cell = _spin(lambda: ticket.state in ("queued", "running") and time.perf_counter() < end) if busy else 0.0
+    cell = spin(lambda: ticket.state in ("queued", "running") and time.perf_counter() < end) if busy else 0.0
     if busy:
         ticket.cancel()  # changes nothing once the run has ended
     done = ticket.result().done
     return max(0, done.n_tokens - 1) / (done.timings.decode_s or LIMIT_S), cell
 
 
-def _spin(goes_on: Callable[[], bool]) -> float:
+def spin_alone() -> float:
+    """Return rounds per second of a cell that has the interpreter to itself."""
+    end = time.perf_counter() + 0.5
+    return spin(lambda: time.perf_counter() < end)
+
+
+def spin(goes_on: Callable[[], bool]) -> float:
     """Compute in pure Python; return rounds per second."""
     started, rounds = time.perf_counter(), 0
     while goes_on():
@@ -99,7 +122,7 @@ def _spin(goes_on: Callable[[], bool]) -> float:
 
 
 @contextmanager
-def _interval(seconds: float) -> Iterator[None]:
+def switching_every(seconds: float) -> Iterator[None]:
     """Let requests run with this switch interval."""
     before, ours = sys.getswitchinterval(), switching.INTERVAL_S
     switching.INTERVAL_S = seconds

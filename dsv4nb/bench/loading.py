@@ -10,8 +10,9 @@ from dsv4nb.bench import devices as named
 from dsv4nb.bench.asked import Asked, Ran, ran
 from dsv4nb.bench.decode import peak_rss_mb
 from dsv4nb.bench.gpu import names_of
-from dsv4nb.bench.rig import made_weights
+from dsv4nb.bench.rig import made_weights, shared
 from dsv4nb.weights.progress import LoadStep
+from dsv4nb.weights.synthetic import SyntheticReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def loading(asked: Asked) -> Report:
     Raises:
         RequestError, CheckpointError, NotEnoughMemory: as `dsv4nb.bench.rig.rig`.
     """
-    devices = named.devices_of(asked.devices)
+    devices = named.devices_of(asked.devices, asked.placement)
     config = asked.config()
     on_gpus = [device for device in devices if device.type == "cuda"]
     for device in on_gpus:
@@ -60,12 +61,13 @@ def loading(asked: Asked) -> Report:
             asked,
             config,
             devices=names_of(devices),
+            shared=shared(asked, ranks),
             max_seq=0,
             load_s=load_s,
             copy_tb_s=None,
             resident_bytes=tuple(weights.resident_bytes for weights in ranks),
         ),
-        tensors=len(steps),
+        tensors=sum(asked.drafter or not name.startswith("mtp.") for name in SyntheticReader(config).entries),
         stored_bytes=steps[-1].done_bytes,
         gb_s=steps[-1].done_bytes / load_s / 1e9,
         peak_rss_mb=peak_rss_mb(),

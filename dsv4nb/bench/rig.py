@@ -26,8 +26,10 @@ from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.revision import detect_contract
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.device_state import DeviceState
+from dsv4nb.engine.gpus import PIPELINE, TENSOR, placed
+from dsv4nb.engine.plain_choice import GREEDY, PlainChoice
 from dsv4nb.engine.protocol import MAX_ROWS
-from dsv4nb.weights.placement import place
+from dsv4nb.weights.placement import SharedKind, place
 from dsv4nb.weights.progress import Progress
 from dsv4nb.weights.rank_loader import load_ranks
 from dsv4nb.weights.rank_store import RankWeights
@@ -45,7 +47,7 @@ class Rig:
 
     Attributes:
         devices: of the engine, the measured one first.
-        traffic: what the rank with the most work reads.
+        traffic: what the rank with the most work reads; of ranks that run one after the other, all of them.
         facts: for reports.
         experts: different ones that a forward visits on a layer, on average, by (context, width).
     """
@@ -81,9 +83,9 @@ class Rig:
         return [self._tokens.randrange(vocab) for _ in range(count)]
 
     def forward(self, pos: int, width: int) -> None:
-        """Run a forward of `width` rows at `pos` and wait for its logits."""
+        """Run a forward of `width` rows at `pos` and wait for the best token behind each."""
         self.stand(pos)
-        self.engine.forward_rows(self.state, self.tokens(pos, width))
+        self.engine.draw_rows(self.state, self.tokens(pos, width), GREEDY)
 
     def stand(self, pos: int) -> None:
         """Put the sequence at `pos`."""
@@ -93,14 +95,14 @@ class Rig:
     def draft(self, pos: int) -> None:
         """Draft a block behind a token at `pos`, each time the best."""
         self.stand(pos)
-        self.engine.draft(self.state, self.tokens(pos, 1)[0], lambda row, slot, ahead: int(row.argmax()))
+        self.engine.draft(self.state, self.tokens(pos, 1)[0], PlainChoice(config=GREEDY, first=pos + 1))
 
     def wall_ms(self, pos: int, width: int) -> float:
-        """Time `forward` from the call to the logits on the host."""
+        """Time `forward` from the call to the tokens on the host."""
         tokens = self.tokens(pos, width)
         self.stand(pos)
         started = time.perf_counter()
-        self.engine.forward_rows(self.state, tokens)
+        self.engine.draw_rows(self.state, tokens, GREEDY)
         return 1e3 * (time.perf_counter() - started)
 
     def device_ms(self, pos: int, width: int) -> float | None:
@@ -109,7 +111,7 @@ class Rig:
         self.stand(pos)
         cycles = {} if self.asked.graphs else {"cycles": EAGER_CYCLES}
         with self.engine._running():  # the engine's own stream, which nothing above the engine is told
-            return device_ms(self.devices[0], lambda: self.engine.forward_rows(self.state, tokens), **cycles)
+            return device_ms(self.devices[0], lambda: self.engine.draw_rows(self.state, tokens, GREEDY), **cycles)
 
     def work(self, seconds: float) -> None:
         """Run forwards for so long."""
@@ -151,11 +153,12 @@ class Rig:
         """Make a state whose caches hold random numbers everywhere: the same ones each time."""
         state = engine.new_state()
         with engine._running():
+            state.grow(engine.max_seq)
             for caches in state.caches.copies:
-                generator = torch.Generator(caches.device).manual_seed(self.asked.seed)
+                generators = {device: torch.Generator(device).manual_seed(self.asked.seed) for device in caches.devices}
                 for owner in (*caches.layers, *(() if caches.draft is None else (caches.draft,))):
                     for buffer in owner.buffers():
-                        buffer.normal_(generator=generator)
+                        buffer.normal_(generator=generators[buffer.device])
         return state
 
 
@@ -183,7 +186,7 @@ def rig(asked: Asked, *, rows: int = SPAN + MAX_ROWS, counts: bool = True) -> It
         CheckpointError: a field of the shape has a value that the engine does not run.
         NotEnoughMemory: the weights are larger than what a GPU has free.
     """
-    devices = named.devices_of(asked.devices)
+    devices = named.devices_of(asked.devices, asked.placement)
     asked.require_widths()
     config, max_seq = asked.config(), asked.room(max(rows, SPAN + MAX_ROWS))
     copy_tb_s = copy_rate(devices[0])
@@ -193,10 +196,10 @@ def rig(asked: Asked, *, rows: int = SPAN + MAX_ROWS, counts: bool = True) -> It
         ranks = [with_routes(weights, tables) for weights in ranks]
     asked = replace(asked, graphs=asked.graphs and devices[0].type == "cuda")
     facts = ran(
-        asked, config, devices=names_of(devices), max_seq=max_seq, load_s=load_s, copy_tb_s=copy_tb_s,
-        resident_bytes=tuple(weights.resident_bytes for weights in ranks),
+        asked, config, devices=names_of(devices), shared=shared(asked, ranks), max_seq=max_seq, load_s=load_s,
+        copy_tb_s=copy_tb_s, resident_bytes=tuple(weights.resident_bytes for weights in ranks),
     )  # fmt: skip
-    made = Rig(asked, ranks, config, traffic_of(config, len(devices)), facts, counts=counts)
+    made = Rig(asked, ranks, config, traffic_of(config, len(devices), _kind(asked, devices)), facts, counts=counts)
     try:
         yield made
     finally:
@@ -209,15 +212,38 @@ def made_weights(
     """Make the weights on the devices, tensor by tensor; return them, and the seconds that it took."""
     reader = SyntheticReader(config, seed=asked.seed, device=devices[0])
     started = time.perf_counter()
-    ranks = load_ranks(reader, devices, drafter=asked.drafter, source=reader, on_progress=on_progress)
+    kind = _kind(asked, devices)
+    ranks = load_ranks(reader, devices, kind=kind, drafter=asked.drafter, source=reader, on_progress=on_progress)
     for device in devices:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return ranks, time.perf_counter() - started
 
 
-def traffic_of(config: ModelConfig, ranks: int) -> Traffic:
-    """Return what the rank that reads the most reads."""
+def shared(asked: Asked, ranks: Sequence[RankWeights]) -> str:
+    """Say how the GPUs share the model."""
+    devices = [weights.device for weights in ranks]
+    if len(ranks) == 1:
+        return "one has everything"
+    if _kind(asked, devices) == TENSOR:
+        return f"{TENSOR}: each has its share of every layer"
+    _, why = _placed(asked, devices)
+    counts = ", ".join(str(len(weights.layers)) for weights in ranks)
+    return f"{PIPELINE}: {counts} layers, one after the other{f'; {why}' if why else ''}"
+
+
+def _placed(asked: Asked, devices: Sequence[torch.device]) -> tuple[SharedKind, str]:
+    return placed([device.index or 0 for device in devices], asked.placement)
+
+
+def _kind(asked: Asked, devices: Sequence[torch.device]) -> SharedKind:
+    return _placed(asked, devices)[0]
+
+
+def traffic_of(config: ModelConfig, ranks: int, kind: SharedKind) -> Traffic:
+    """Return what the rank that reads the most reads; of ranks that run one after the other, all of them together."""
+    if kind == PIPELINE:
+        ranks = 1
     entries = {name: entry for name, entry in SyntheticReader(config).entries.items() if not name.startswith("mtp.")}
     placement = place(config, entries, ranks=ranks, kind="tensor" if ranks > 1 else "single")
     return max((Traffic.of(placement, rank) for rank in range(ranks)), key=lambda one: one.dense + one.per_expert)
@@ -226,7 +252,7 @@ def traffic_of(config: ModelConfig, ranks: int) -> Traffic:
 def with_routes(weights: RankWeights, tables: dict[str, Table]) -> RankWeights:
     """Let every layer of the trunk take its experts from a table by token; a drafter's blocks hold no such tokens."""
     layers = []
-    for number, layer in enumerate(weights.layers):
+    for number, layer in zip(weights.span, weights.layers, strict=True):
         table = torch.from_numpy(tables[f"layers.{number}"]).to(weights.device)
         layers.append(replace(layer, experts=replace(layer.experts, bias=None, table=table)))
     return replace(weights, layers=tuple(layers))

@@ -14,6 +14,7 @@ from dsv4nb.bench.asked import Asked, Ran
 from dsv4nb.bench.rig import Rig, positions, rig
 from dsv4nb.bench.spread import Times
 from dsv4nb.bench.steps import HEAD, Arm, measured
+from dsv4nb.engine.plain_choice import GREEDY
 
 DRAFTS_SAMPLES = 32
 DRAFTED = "made and timed each round; what is verified is from a list, since random weights accept nothing"
@@ -106,7 +107,7 @@ def _verify_ms(made: Rig, pos: int, width: int) -> float:
     tokens = made.tokens(pos, width)
     made.stand(pos)
     started = time.perf_counter()
-    chosen = made.engine.forward_rows(made.state, tokens).argmax(1).tolist()
+    chosen = made.engine.draw_rows(made.state, tokens, GREEDY).ids
     kept = 1
     while kept < width and chosen[kept - 1] == tokens[kept]:
         kept += 1

@@ -19,7 +19,7 @@ class Arm:
     """Forwards of one width at one context.
 
     Attributes:
-        wall_ms: from the call to the logits on the host.
+        wall_ms: from the call to the tokens on the host, which the GPU chooses.
         device_ms: on the GPU's own clock; None without one.
         experts: different ones that a forward visits on a layer, on average.
         read_bytes: of weights, by the device that reads the most.

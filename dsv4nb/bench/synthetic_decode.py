@@ -22,7 +22,7 @@ class Report:
             choice of the token is not in it.
         widest_by_one: by context: what the widest forward takes by what one row takes.
         clocks: of each GPU while it computed.
-        kernels: of one row and of the widest forward, at the first context.
+        kernels: of the first GPU, of one row and of the widest forward, at the first context.
     """
 
     ran: Ran

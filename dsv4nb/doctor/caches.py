@@ -65,7 +65,7 @@ def _run(
         rows = [live.begin(should_stop=lambda: False, on_progress=lambda done: go_on())]
         for token in reply:
             go_on()
-            rows.append(live.step(token))
+            rows.append(live.step(token).rows[0])
         live.keep()
         end = prefixes.of(live.ids)
         if end is None:

@@ -153,6 +153,11 @@ def blocks_for(entries: int) -> int:
     return -(-entries // ENTRY_BLOCK)
 
 
+def whole_blocks(entries: int) -> int:
+    """Return the entries of the blocks that hold so many; of one block at least."""
+    return max(blocks_for(entries), 1) * ENTRY_BLOCK
+
+
 def layout(config: ModelConfig, *, has_drafter: bool = False) -> str:
     """Return what fixes names, shapes and meaning of live rows, in one line; ring sizes and blocks do not."""
     ratios = ",".join(map(str, config.compress_ratios[: config.num_hidden_layers]))

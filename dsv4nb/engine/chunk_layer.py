@@ -1,4 +1,4 @@
-"""One trunk layer of a chunk of a prompt on one GPU: the order of `rank_layer`, with the kernels of a chunk.
+"""One trunk layer of a chunk of a prompt on a GPU: the order of `rank_layer`, with the kernels of a chunk.
 
 The kernels keep a row apart from those beside it, so a row has the same bits in every chunk. They are not those of
 the decode rows: products and the attention add in another order. What is the decode row's, bit for bit: the streams
@@ -19,7 +19,7 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.cache import ENTRY_BLOCK, blocks_for
-from dsv4nb.engine.chunk_room import ChunkInputs, ChunkRoom
+from dsv4nb.engine.chunk_room import ChunkInputs, ChunkRoom, Outputs
 from dsv4nb.engine.device_caches import EntryCache, LayerCaches
 from dsv4nb.weights.kernel_shapes import KernelShapes, filled
 from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer
@@ -61,6 +61,7 @@ class Chunk:
     Attributes:
         end: the position behind the last row.
         boundary: the residual streams and the next sublayer's input.
+        outputs: where a sublayer's output goes, a part of each rank.
         score_bytes: of one band of index scores.
     """
 
@@ -69,6 +70,7 @@ class Chunk:
     shapes: KernelShapes
     inputs: ChunkInputs
     boundary: hyper_mix.Boundary
+    outputs: Outputs
     room: ChunkRoom
     end: int
     score_bytes: int
@@ -85,12 +87,12 @@ class Chunk:
         return self.boundary.arranged
 
     def mix(self, y: Tensor | None, weights: hyper_mix.HyperWeights) -> None:
-        """Add a sublayer's output [1, T, D] to the streams, nothing when None, and make the next one's input."""
+        """Add a sublayer's output [S, T, D] to the streams, nothing when None, and make the next one's input."""
         mix(self, y, self.boundary.stream, None if y is None else self.boundary, weights, self.boundary)
 
-    def fp8(self, rows: ChunkRows, matrix: Fp8Matrix, groups: int = 1, name: str = "product") -> Tensor:
-        """Multiply; the result [1, T, N] lies in the room of that name until the next one does."""
-        out = self.room.tensor(name, self.rows, 1, self.rows, matrix.n)
+    def fp8(self, rows: ChunkRows, matrix: Fp8Matrix, groups: int = 1) -> Tensor:
+        """Multiply; the result [1, T, N] stands until the next one does."""
+        out = self.room.tensor("product", self.rows, 1, self.rows, matrix.n)
         return fp8_chunk.fp8_chunk(rows, matrix, groups=groups, out=out)
 
     def bf16(self, x: Tensor, matrix: Bf16Matrix, name: str = "product") -> Tensor:
@@ -115,14 +117,15 @@ def mix(
 ) -> None:
     """Make a boundary from any rows of a chunk."""
     config = chunk.config
+    follows = y is None or len(y) == 1  # a kernel; behind a join there is a copy, for which none may start early
     hyper_mix.hyper_mix(
         y, stream, before, weights, iterations=config.hc_sinkhorn_iters, hc_eps=config.hc_eps,
-        norm_eps=config.rms_norm_eps, act_fp8=chunk.contract.act_fp8, spread=None, out=out, dependent=True,
+        norm_eps=config.rms_norm_eps, act_fp8=chunk.contract.act_fp8, spread=None, out=out, dependent=follows,
     )  # fmt: skip
 
 
 def attend(chunk: Chunk, weights: RankAttention, caches: LayerCaches) -> Tensor:
-    """Run the first half of a layer of its input, writing its caches: [1, T, D]."""
+    """Run the first half of a layer of its input, writing its caches: [S, T, D], of which this rank's part is there."""
     config, contract, inputs, room = chunk.config, chunk.contract, chunk.inputs, chunk.room
     rows, shapes, eps = chunk.rows, chunk.shapes, chunk.config.rms_norm_eps
     cos, sin, back = inputs.turn(is_compressed=weights.compressor is not None)
@@ -146,7 +149,8 @@ def attend(chunk: Chunk, weights: RankAttention, caches: LayerCaches) -> Tensor:
     )
     # queries are not needed any more, and rounded rows take the room of as many bytes
     low = chunk.fp8(chunk.rounded("heads", mixed.flatten(1), act_fp8=False), weights.groups, shapes.groups)
-    return chunk.fp8(chunk.rounded("low", low, act_fp8=contract.act_fp8), weights.out, name="y")
+    fp8_chunk.fp8_chunk(chunk.rounded("low", low, act_fp8=contract.act_fp8), weights.out, out=chunk.outputs.own(rows))
+    return chunk.outputs.parts(rows)
 
 
 def _entries(
@@ -246,7 +250,7 @@ def reserve(chunk: Chunk, max_seq: int) -> None:
 
 
 def mix_experts(chunk: Chunk, weights: RankExperts, peaks: Peaks) -> Tensor:
-    """Run the second half of a layer of its input: [1, T, D]."""
+    """Run the second half of a layer of its input: [S, T, D], likewise."""
     config, room, rows, k = chunk.config, chunk.room, chunk.rows, chunk.config.num_experts_per_tok
     logits = chunk.bf16(chunk.boundary.x, weights.gate)
     chosen = room.tensor("experts", rows, rows, k, dtype=torch.int32), room.tensor("shares", rows, rows, k)
@@ -261,7 +265,6 @@ def mix_experts(chunk: Chunk, weights: RankExperts, peaks: Peaks) -> Tensor:
         chunk.arranged, plan, chosen[1], weights.up, peaks.up, limit=config.swiglu_limit, out=inner
     )
     parts = room.tensor("product", rows, lines, config.hidden_size)
-    out = room.tensor("y", rows, rows, config.hidden_size)
-    return expert_down_chunk.expert_down_chunk(inner, plan, weights.down, peaks.down, rows=rows, parts=parts, out=out)[
-        None
-    ]
+    own = chunk.outputs.own(rows)[0]
+    expert_down_chunk.expert_down_chunk(inner, plan, weights.down, peaks.down, rows=rows, parts=parts, out=own)
+    return chunk.outputs.parts(rows)

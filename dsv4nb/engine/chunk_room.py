@@ -73,6 +73,35 @@ class ChunkRoom:
         return held[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
+class Outputs:
+    """Where the sublayers of a chunk leave their outputs: the parts of a sum, one of each rank that shares the weights.
+
+    A rank writes its own part; the others come by a join. Of two ranks there are two such pieces of room, which take
+    turns from join to join; see `pair_chunk`.
+
+    Args:
+        rank: whose own part it is.
+        ranks: S, of which there is a part.
+        width: D.
+    """
+
+    def __init__(self, room: ChunkRoom, width: int, *, rank: int = 0, ranks: int = 1) -> None:
+        self._room, self._width, self._rank, self._ranks = room, width, rank, ranks
+        self._piece = 0
+
+    def parts(self, rows: int) -> Tensor:
+        """Return all parts: [S, T, D] float32, with anything in them."""
+        return self._room.tensor(f"y {self._piece}", rows, self._ranks, rows, self._width)
+
+    def own(self, rows: int) -> Tensor:
+        """Return this rank's part of them: [1, T, D]."""
+        return self.parts(rows)[self._rank : self._rank + 1]
+
+    def pass_on(self) -> None:
+        """Let the next sublayer use the other piece of room, if there is one: a join of this one was launched."""
+        self._piece = (self._piece + 1) % self._ranks
+
+
 class Carry:
     """The way of the rows that a chunk needs of its past, from a ring of the sequence, and of those that it leaves.
 

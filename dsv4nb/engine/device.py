@@ -13,6 +13,7 @@ import torch
 
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
+from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import CONTRACTS, Contract
 from dsv4nb.engine import device_state
 from dsv4nb.engine.checks import (
@@ -27,11 +28,15 @@ from dsv4nb.engine.checks import (
     require_tokens,
     run_chunks,
 )
-from dsv4nb.engine.device_caches import Caches, device_layout, device_state_bytes
+from dsv4nb.engine.device_caches import Caches, device_layout, device_state_bytes, share_of
+from dsv4nb.engine.device_forward import DeviceChunk, DeviceForward, forward_of, kind_of, require_ranks
+from dsv4nb.engine.device_memory import count, largest_state, with_shared
 from dsv4nb.engine.device_state import DeviceSnapshot, DeviceState, Shelf
+from dsv4nb.engine.gpus import give_back
 from dsv4nb.engine.holdings import Living
-from dsv4nb.engine.memory import ClassBytes, DeviceBytes
-from dsv4nb.engine.pair_forward import PairForward
+from dsv4nb.engine.memory import DeviceBytes
+from dsv4nb.engine.peer_link import PeerLink, sound_links
+from dsv4nb.engine.plain_choice import PlainChoice
 from dsv4nb.engine.prefill import (
     FAST_ROWS,
     FAST_ROWS_MAX,
@@ -42,17 +47,14 @@ from dsv4nb.engine.prefill import (
     fast_plan,
     is_fast,
 )
-from dsv4nb.engine.protocol import MAX_ROWS, ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot
-from dsv4nb.engine.rank_chunk import RankChunk
-from dsv4nb.engine.rank_forward import RankForward
+from dsv4nb.engine.protocol import MAX_ROWS, ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot, Verified
+from dsv4nb.engine.rank_draws import can_draw_from
 from dsv4nb.errors import EngineError
 from dsv4nb.weights.kernel_shapes import chunk_fault
+from dsv4nb.weights.placement import SharedKind
 from dsv4nb.weights.progress import Progress
 from dsv4nb.weights.rank_loader import load_ranks
 from dsv4nb.weights.rank_store import RankWeights
-
-NO_PAIR_CHUNKS = "two GPUs read prompts in decode rows"
-NO_PAIR_DRAFTER = "two GPUs do not draft yet; they decode plainly"
 
 
 def bf16_contract(contract: Contract) -> Contract:
@@ -76,11 +78,6 @@ def bf16_contract(contract: Contract) -> Contract:
     return replace(wanted, name=f"{contract.name}_bf16")
 
 
-def _require_pair_at_most(ranks: int) -> None:
-    if not 1 <= ranks <= 2:
-        raise EngineError(f"{ranks} GPUs; the GPU engine runs on one or on two", param="devices")
-
-
 def require_prefill(prefill: str, chunk_rows: int) -> None:
     """Refuse a way of reading prompts that there is not.
 
@@ -96,29 +93,34 @@ def require_prefill(prefill: str, chunk_rows: int) -> None:
 
 
 class DeviceEngine:
-    """Runs the network on one GPU, or on two that share the weights.
+    """Runs the network on one GPU, on two that share every layer, or on several one after the other.
 
     A row's logits and cache rows are the same bits alone and in a verify batch, and with prefill="exact" in a prompt
     however it is cut: there it takes the way of decode rows, eight at a time. With "fast" most of a prompt goes through
     the kernels of whole chunks, which add in another order; the same cut is the same bits again. States have caches of
-    their own for `max_seq` positions; snapshots copy what they need.
+    their own, which grow up to `max_seq` positions; snapshots copy what they need. What the plain sampler chooses is
+    chosen on the GPU, and its rows come to the host when somebody looks at one.
 
     Args:
-        ranks: as `load_ranks` returns them, one or two; shared, never written.
+        ranks: as `load_ranks` returns them; shared, never written.
         contract: the roundings; bfloat16 is handed over between them, whatever it says.
-        max_seq: positions a state has room for.
+        max_seq: the most positions of a state.
         graphs: replay captured CUDA graphs; without, every kernel is launched each time.
         prefill: how prompts are read, "fast" where this model can be, or "exact".
         chunk_rows: rows of one fast chunk, from 32 to 4096.
+        links: of the GPUs, where they were tested; tested here when None.
 
     Attributes:
         prefill_form: how prompts are read; prefill_fault: why that is "exact" though "fast" was asked for, else "".
         ranks: the weights; none once it is closed.
         contract: the roundings that it keeps.
         draft_fault: why the checkpoint's drafter does not run, "" when it has none.
+        placement: where the weights are: "single", "tensor" or "pipeline".
+        links: between neighbours, each found sound.
 
     Raises:
-        EngineError: the contract is none that the kernels keep, an option none that there is, or there are more ranks.
+        EngineError: the contract is none that the kernels keep, an option none that there is, more than two ranks
+            share every layer, or something that one GPU sends does not arrive on the other one.
         ValueError: two GPUs do not reach each other's memory.
     """
 
@@ -132,25 +134,28 @@ class DeviceEngine:
         graphs: bool = True,
         prefill: PrefillForm = "fast",
         chunk_rows: int = FAST_ROWS,
+        links: Sequence[PeerLink] | None = None,
     ) -> None:
         require_prefill(prefill, chunk_rows)
         self.ranks = tuple(ranks)
         self.contract = bf16_contract(contract)
         self.draft_fault = ranks[0].draft_fault
-        if len(ranks) > 1 and config.dspark is not None:
-            self.draft_fault = self.draft_fault or NO_PAIR_DRAFTER
-        self._config, self._max_seq, self._devices = config, max_seq, tuple(weights.device for weights in ranks)
+        self._config, self._max_seq, self.placement = config, max_seq, kind_of(ranks, config)
+        if links is None:
+            links = sound_links([weights.device for weights in ranks], joins=self.placement == "tensor")
+        self.links = tuple(links)
         with torch.inference_mode():
-            self._forward: RankForward | PairForward | None = self._forward_of(ranks, graphs=graphs)
+            self._forward: DeviceForward | None = forward_of(ranks, config, self.contract, max_seq, graphs=graphs)
         self.prefill_fault = "" if prefill == "exact" else self._chunk_fault(ranks)
         self.prefill_form: PrefillForm = "exact" if self.prefill_fault else prefill
-        self._chunks: RankChunk | None = None
-        if self.prefill_form == "fast" and isinstance(self._forward, RankForward):
+        self._chunks: DeviceChunk | None = None
+        if self.prefill_form == "fast":
             with self._running():
                 self._chunks = self._forward.chunks(chunk_rows)
         drafter = self._forward.drafter
         self._block_size = 0 if drafter is None else drafter.block_size
-        self._shelf = Shelf(config, max_seq, self._devices, self._make_context if self._block_size else None)
+        make_context = self._make_context if self._block_size else None
+        self._shelf = Shelf(config, max_seq, [share_of(weights) for weights in ranks], make_context)
         self._living: Living[DeviceState, DeviceSnapshot] = Living()
 
     @classmethod
@@ -159,6 +164,7 @@ class DeviceEngine:
         checkpoint: Checkpoint,
         *,
         device: torch.device | str | Sequence[torch.device | str] = "cuda",
+        placement: SharedKind = "tensor",
         contract: Contract | None = None,
         drafter: bool = True,
         max_seq: int = 4096,
@@ -168,16 +174,21 @@ class DeviceEngine:
     ) -> DeviceEngine:
         """Load `checkpoint`; its own contract unless another is given, and its DSpark drafter where it has one.
 
-        Two devices share the weights, and draft nothing.
+        Args:
+            placement: of several devices: "tensor", two share every layer and the first one drafts; or "pipeline", each
+                runs some of the layers, one after the other, and the last one drafts.
         """
         asked = contract or checkpoint.contract
         bf16_contract(asked)  # refuse before anything is read
         require_prefill(prefill, chunk_rows)
         devices = [device] if isinstance(device, torch.device | str) else list(device)
-        _require_pair_at_most(len(devices))
+        require_ranks(len(devices), placement)
         places = [torch.device(place) for place in devices]
-        ranks = load_ranks(checkpoint, places, drafter=drafter and len(places) == 1, on_progress=on_progress)
-        return cls(ranks, checkpoint.config, asked, max_seq=max_seq, prefill=prefill, chunk_rows=chunk_rows)
+        links = sound_links(places, joins=placement == "tensor")
+        ranks = load_ranks(checkpoint, places, kind=placement, drafter=drafter, on_progress=on_progress)
+        return cls(
+            ranks, checkpoint.config, asked, max_seq=max_seq, prefill=prefill, chunk_rows=chunk_rows, links=links
+        )
 
     @property
     def config(self) -> ModelConfig:
@@ -195,6 +206,11 @@ class DeviceEngine:
     @property
     def block_size(self) -> int:
         return 0 if self._forward is None else self._block_size
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of the longest fast chunk, 0 where prompts are read exactly."""
+        return 0 if self._chunks is None else self._chunks.most
 
     def new_state(self) -> DeviceState:
         """Make an empty sequence at position 0."""
@@ -239,19 +255,40 @@ class DeviceEngine:
         chunks = chunk_plan(own.pos, len(tokens)) if fast is None else fast_plan(len(tokens), fast.most)
         own.pending = 0
         with self._running(), all_or_nothing(own):
+            own.grow(own.pos + len(tokens))
             logits = run_chunks(own, tokens, chunks, run, should_stop=should_stop, on_progress=on_progress)
         assert logits is not None
         return Prefilled(logits=logits[-1].copy(), pos=own.pos, computed=len(tokens))
 
     def forward_rows(self, state: DecodeState, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Run 1 … MAX_ROWS rows without committing them; see the protocol."""
-        require_few_rows(tokens)
-        forward, own = self._ready(state, tokens)
-        own.pending = 0
-        with self._running():
-            logits = forward.rows(own.caches, tokens, own.pos)
-        own.pending = len(tokens)
-        return logits
+        with self._running_rows(state, tokens) as (forward, own):
+            return forward.rows(own.caches, tokens, own.pos)
+
+    def draw_rows(self, state: DecodeState, tokens: Sequence[int], config: SamplerConfig) -> Verified:
+        """Run rows likewise, and choose from each on the GPU; see the protocol."""
+        if not can_draw_from(self.vocab_size):
+            return Verified(rows=tuple(self.forward_rows(state, tokens)))
+        with self._running_rows(state, tokens) as (forward, own):
+            return forward.drawn(own.caches, tokens, own.pos, config)
+
+    def draft_and_draw(
+        self, state: DecodeState, pending: int, rows: int, *, drafts_by: SamplerConfig, config: SamplerConfig
+    ) -> tuple[Proposal, Verified]:
+        """Draft, and run and choose without waiting for the drafts; see the protocol."""
+        rows = min(rows, self.block_size + 1)
+        if not can_draw_from(self.vocab_size):
+            proposal = self.draft(state, pending, PlainChoice(config=drafts_by, first=state.pos + 1))
+            return proposal, self.draw_rows(state, (pending, *proposal.ids[: rows - 1]), config)
+        tokens = [pending] * rows  # the drafts take the places behind the first one
+        drafter = self._open().drafter
+        require_draft(self._own(state).pos, pending, self.vocab_size, has_drafter=drafter is not None)
+        assert drafter is not None
+        with self._running_rows(state, tokens) as (forward, own):
+            own.catch_up()
+            drafted = drafter.begin(own.caches, own.pos, pending, drafts_by)
+            verified = forward.drawn(own.caches, tokens, own.pos, config, drafted)
+            return drafter.end(), verified
 
     def commit(self, state: DecodeState, n: int) -> None:
         """Keep the first `n` rows of the last `forward_rows`."""
@@ -272,9 +309,22 @@ class DeviceEngine:
         with self._running():
             return self._living.state(device_state.restore(own))
 
+    def blank(self, state: DecodeState) -> None:
+        """Leave nothing of a sequence in the caches of `state`, which is to be released."""
+        own = self._own(state)
+        with self._running():
+            own.caches.blank()
+
+    def compile(self, state: DecodeState, positions: int) -> None:
+        """Compile what only forwards so far down launch, ahead of them; `state` needs no room there."""
+        forward, own = self._open(), self._own(state)
+        with self._running():
+            forward.compile(own.caches, self._shelf.size_of(positions))
+
     def release(self, state: DecodeState) -> None:
         """Give the memory of `state` back; idempotent."""
         self._own(state, even_released=True).release()
+        self._shelf.trim()
 
     def dump(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
         """Return everything a snapshot holds: bfloat16 rows as uint16, source rows as float32; see the protocol."""
@@ -286,28 +336,29 @@ class DeviceEngine:
         """Make a snapshot of what `dump` returned; see the protocol."""
         require_pos(pos, self._max_seq)
         with self._running():
-            return self._living.snapshot(device_state.load(arrays, pos, self._shelf, self._devices[0]))
+            return self._living.snapshot(device_state.load(arrays, pos, self._shelf))
 
     def layout(self) -> str:
         """Say how `dump` lays a sequence out; see the protocol."""
         return device_layout(self._config, has_drafter=self._shelf.has_drafter)
 
     def state_bytes(self, positions: int) -> dict[str, int]:
-        """Return the bytes of one state per class of cache; see the protocol."""
-        return device_state_bytes(self._config, positions, has_drafter=self._shelf.has_drafter)
+        """Return the bytes of one state per class of cache, whole extents; see the protocol."""
+        size = max(positions, self._shelf.size_of(positions))
+        return device_state_bytes(self._config, size, has_drafter=self._shelf.has_drafter)
+
+    def largest_session(self) -> int:
+        """Return the most positions, at most `max_seq`, that one more state can have now; any thread may ask."""
+        return largest_state(self._shelf)
 
     def cache_bytes(self) -> tuple[DeviceBytes, ...]:
-        """Return what the caches take, and what fast prompts do, as a class of its own; any thread may ask."""
+        """Return what the caches take, and classes of what forwards and fast prompts do; any thread may ask."""
         states, snapshots = self._living.both()
-        held = [snapshots, *([] for _ in self._devices[1:])]  # copies are of the first GPU's caches
-        counted = tuple(
-            device_state.count(str(device), self._shelf, states, copies, self._max_seq)
-            for device, copies in zip(self._devices, held, strict=True)
-        )
-        if (fast := self._chunks) is None:
-            return counted
-        own = ClassBytes(used=0, reserved=fast.nbytes)
-        return tuple(replace(one, classes={**one.classes, "prefill": own}) for one in counted)
+        counted = tuple(count(each, self._shelf, states, snapshots) for each in self._shelf.shares)
+        for name, shared in (("prefill", self._chunks), ("forward", self._forward)):
+            if shared is not None:
+                counted = with_shared(counted, name, shared.nbytes)
+        return counted
 
     @property
     def blocks_in_use(self) -> int:
@@ -316,9 +367,12 @@ class DeviceEngine:
         return sum(state.blocks for state in states) + sum(snapshot.blocks for snapshot in snapshots)
 
     def close(self) -> None:
-        """Free the weights and the caches that no state holds; idempotent."""
+        """Free the weights and the caches that no state holds, for other processes too; idempotent."""
+        is_cuda = any(weights.device.type == "cuda" for weights in self.ranks)
         self._forward, self._chunks, self.ranks = None, None, ()
         self._shelf.clear()
+        if is_cuda:
+            give_back()
 
     def _make_context(self, caches: Caches, first: int, stop: int) -> None:
         drafter = self._open().drafter
@@ -326,23 +380,27 @@ class DeviceEngine:
         with self._running():
             drafter.write_context(caches, first, stop)
 
-    def _forward_of(self, ranks: Sequence[RankWeights], *, graphs: bool) -> RankForward | PairForward:
-        _require_pair_at_most(len(ranks))
-        run = (self._config, self.contract, self._max_seq)
-        if len(ranks) == 1:
-            return RankForward(ranks[0], *run, graphs=graphs)
-        return PairForward((ranks[0], ranks[1]), *run, graphs=graphs)
-
     def _chunk_fault(self, ranks: Sequence[RankWeights]) -> str:
-        return NO_PAIR_CHUNKS if len(ranks) > 1 else chunk_fault(self._config, ranks[0].shapes)
+        return chunk_fault(self._config, ranks[0].shapes)
 
-    def _ready(self, state: DecodeState, tokens: Sequence[int]) -> tuple[RankForward | PairForward, DeviceState]:
+    def _ready(self, state: DecodeState, tokens: Sequence[int]) -> tuple[DeviceForward, DeviceState]:
         """Check a call before anything is touched."""
         forward, own = self._open(), self._own(state)
         require_tokens(tokens, own.pos, self._max_seq, self.vocab_size)
         return forward, own
 
-    def _open(self) -> RankForward | PairForward:
+    @contextmanager
+    def _running_rows(self, state: DecodeState, tokens: Sequence[int]) -> Iterator[tuple[DeviceForward, DeviceState]]:
+        """Check and make room for rows that what is inside runs; behind it they are pending."""
+        require_few_rows(tokens)
+        forward, own = self._ready(state, tokens)
+        own.pending = 0
+        with self._running():
+            own.grow(own.pos + len(tokens))
+            yield forward, own
+        own.pending = len(tokens)
+
+    def _open(self) -> DeviceForward:
         if self._forward is None:
             raise EngineError("the engine is closed")
         return self._forward

@@ -1,19 +1,19 @@
-"""The caches of one sequence on one GPU, addressed by absolute position, with room for the longest sequence.
+"""The caches of one sequence on one GPU, addressed by absolute position, with room for some number of positions.
 
 Rings are those of `cache`. Entries lie in one piece, entry w in row w, because a captured graph holds addresses. So a
-snapshot copies the entries that it needs and shares nothing.
+snapshot copies the entries that it needs and shares nothing, and a sequence that grows moves to larger caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dsv4nb.checkpoint.config import DSPARK_STAGES, ModelConfig
 from dsv4nb.engine.cache import (
-    ENTRY_BLOCK,
     CompressorShape,
     LayerShape,
     Part,
@@ -21,12 +21,38 @@ from dsv4nb.engine.cache import (
     layer_shape,
     live_parts,
     tap_width,
+    whole_blocks,
     window_rows,
 )
+from dsv4nb.weights.rank_store import RankWeights
 
 ROW_BYTES = 2  # bfloat16: window rows and entries
 SOURCE_BYTES = 4  # float32
 BLOCK_ROWS = 8  # rows of a drafter's stage behind its ring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one GPU holds of the caches of every sequence.
+
+    Attributes:
+        layers: all of them where GPUs share layers, one after the other's where they run in turn.
+        has_drafter: the drafter's too.
+    """
+
+    device: torch.device
+    layers: range
+    has_drafter: bool = False
+
+    def holds(self, part: Part) -> bool:
+        """Whether `part` is one of its."""
+        of_layer, _, _ = part.name.partition(".")
+        return self.has_drafter if of_layer == "mtp" else int(of_layer) in self.layers
+
+
+def share_of(weights: RankWeights) -> Share:
+    """Return what belongs to the layers and the drafter of a rank."""
+    return Share(device=weights.device, layers=weights.span, has_drafter=weights.draft is not None)
 
 
 class EntryCache:
@@ -34,14 +60,15 @@ class EntryCache:
 
     Attributes:
         source: [source_rows, source_width] float32 ring.
-        entries: [E, d] bfloat16, E whole blocks for the longest sequence.
+        entries: [E, d] bfloat16, E whole blocks for so many positions.
     """
 
-    def __init__(self, shape: CompressorShape, max_seq: int, device: torch.device) -> None:
+    def __init__(self, shape: CompressorShape, positions: int, device: torch.device) -> None:
         self.shape = shape
         self.source = torch.zeros(shape.source_rows, shape.source_width, device=device)
-        count = max(blocks_for(max_seq // shape.ratio), 1) * ENTRY_BLOCK
-        self.entries = torch.zeros(count, shape.entry_width, dtype=torch.bfloat16, device=device)
+        self.entries = torch.zeros(
+            whole_blocks(positions // shape.ratio), shape.entry_width, dtype=torch.bfloat16, device=device
+        )
 
 
 class LayerCaches:
@@ -52,10 +79,10 @@ class LayerCaches:
         compressor: None on a ratio-0 layer; indexer: None unless the ratio is 4.
     """
 
-    def __init__(self, shape: LayerShape, max_seq: int, device: torch.device) -> None:
+    def __init__(self, shape: LayerShape, positions: int, device: torch.device) -> None:
         self.window = torch.zeros(shape.window_rows, shape.window_width, dtype=torch.bfloat16, device=device)
-        self.compressor = None if shape.compressor is None else EntryCache(shape.compressor, max_seq, device)
-        self.indexer = None if shape.indexer is None else EntryCache(shape.indexer, max_seq, device)
+        self.compressor = None if shape.compressor is None else EntryCache(shape.compressor, positions, device)
+        self.indexer = None if shape.indexer is None else EntryCache(shape.indexer, positions, device)
 
     def buffers(self) -> Iterator[Tensor]:
         """In the order of `live_parts`."""
@@ -74,11 +101,11 @@ class DraftCaches:
             position owns: a block, and rows that are made to no purpose.
     """
 
-    def __init__(self, config: ModelConfig, max_seq: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
         length = window_rows(config)
         self.taps = torch.zeros(length, tap_width(config), dtype=torch.bfloat16, device=device)
         shape = LayerShape(window_rows=length + BLOCK_ROWS, window_width=config.head_dim, compressor=None, indexer=None)
-        self.stages = [LayerCaches(shape, max_seq, device) for _ in range(DSPARK_STAGES)]
+        self.stages = [LayerCaches(shape, 0, device) for _ in range(DSPARK_STAGES)]
         self._length = length
 
     def rings(self) -> Iterator[Tensor]:
@@ -96,26 +123,37 @@ class DraftCaches:
 class Caches:
     """All caches of one sequence.
 
+    Args:
+        shares: of GPUs that hold some layers each, one behind the other; or one of all.
+
     Attributes:
+        positions: that they have room for.
+        device: the first layer's; devices: those of all.
         layers: one each.
         draft: what a drafter needs; None without one.
         graphs: what was captured on these addresses, by the runner's key.
-        mirrors: the same on the other GPUs that share the weights, which compute and write the same bits.
+        mirrors: the layers' on the other GPUs that share the weights, which compute and write the same bits.
     """
 
-    def __init__(self, config: ModelConfig, max_seq: int, device: torch.device, *, has_drafter: bool = False) -> None:
-        self._config, self.device = config, device
+    def __init__(self, config: ModelConfig, positions: int, shares: Sequence[Share]) -> None:
+        self._config, self.positions, self.device = config, positions, shares[0].device
+        self.devices = tuple(share.device for share in shares)
         self.layers = [
-            LayerCaches(layer_shape(config, index), max_seq, device) for index in range(config.num_hidden_layers)
+            LayerCaches(layer_shape(config, index), positions, share.device)
+            for share in shares
+            for index in share.layers
         ]
-        self.draft = DraftCaches(config, max_seq, device) if has_drafter else None
+        drafting = [DraftCaches(config, share.device) for share in shares if share.has_drafter]
+        self.draft = drafting[0] if drafting else None
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self.mirrors: tuple[Caches, ...] = ()
 
     @classmethod
-    def on(cls, config: ModelConfig, max_seq: int, devices: Sequence[torch.device], *, has_drafter: bool) -> Caches:
-        """Return those on the first of `devices`, with mirrors on the others."""
-        first, *mirrors = (cls(config, max_seq, device, has_drafter=has_drafter) for device in devices)
+    def on(cls, config: ModelConfig, positions: int, shares: Sequence[Share]) -> Caches:
+        """Return one where each of several shares is a span of layers; where each is all, the first with mirrors."""
+        if len(shares[0].layers) < config.num_hidden_layers:
+            return cls(config, positions, shares)
+        first, *mirrors = (cls(config, positions, [share]) for share in shares)
         first.mirrors = tuple(mirrors)
         return first
 
@@ -126,7 +164,7 @@ class Caches:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for owner in self._owners() for buffer in owner.buffers())
+        return sum(buffer.nbytes for buffer in self._buffers())
 
     def parts(self, pos: int) -> Iterator[tuple[Part, Tensor]]:
         """Yield every buffer and which of its rows a later position can see, in a fixed order; no taps."""
@@ -134,6 +172,22 @@ class Caches:
         if self.draft is not None:
             buffers += self.draft.rings()
         yield from zip(live_parts(self._config, pos, has_drafter=self.draft is not None), buffers, strict=True)
+
+    def fill(self, smaller: Caches) -> None:
+        """Launch the copy of everything that `smaller` holds, to where the same positions find it."""
+        for own, other in zip(self.copies, smaller.copies, strict=True):
+            for ours, theirs in zip(own._buffers(), other._buffers(), strict=True):
+                ours[: len(theirs)].copy_(theirs)
+
+    def blank(self) -> None:
+        """Launch what makes them as they were made: zeros everywhere. Their graphs stay."""
+        for own in self.copies:
+            for buffer in own._buffers():
+                buffer.zero_()
+
+    def _buffers(self) -> Iterator[Tensor]:
+        for owner in self._owners():
+            yield from owner.buffers()
 
     def _owners(self) -> Iterator[LayerCaches | DraftCaches]:
         yield from self.layers
@@ -170,16 +224,22 @@ def blocks_of(config: ModelConfig, pos: int) -> int:
     return sum(blocks_for(part.last) for part in live_parts(config, pos) if part.is_entries)
 
 
-def device_state_bytes(config: ModelConfig, positions: int, *, has_drafter: bool = False) -> dict[str, int]:
-    """Return what the caches of a sequence of so many positions take, by class: whole rings and whole blocks."""
+def device_state_bytes(
+    config: ModelConfig, positions: int, *, has_drafter: bool = False, layers: range | None = None
+) -> dict[str, int]:
+    """Return what the caches of a sequence of so many positions take, by class: whole rings and whole blocks.
+
+    Args:
+        layers: that are counted; all when None.
+    """
     total = dict.fromkeys(("window", "compressor", "indexer", "source"), 0)
-    for index in range(config.num_hidden_layers):
+    for index in range(config.num_hidden_layers) if layers is None else layers:
         shape = layer_shape(config, index)
         total["window"] += ROW_BYTES * shape.window_rows * shape.window_width
         for kind, cache in (("compressor", shape.compressor), ("indexer", shape.indexer)):
             if cache is not None:
                 total["source"] += SOURCE_BYTES * cache.source_rows * cache.source_width
-                rows = blocks_for(positions // cache.ratio) * ENTRY_BLOCK
+                rows = whole_blocks(positions // cache.ratio)
                 total[kind] += ROW_BYTES * rows * cache.entry_width
     if has_drafter:
         length = window_rows(config)

@@ -1,14 +1,15 @@
 """DeviceState and DeviceSnapshot: one sequence on the GPUs, and one position of it.
 
-A state has caches of its own, which go back to the engine's shelf when it is released or forgotten; captured graphs
-stay with them. A snapshot is a copy of what later positions can see, entries included.
+A state has caches of its own, as large as the extent that it is in, and moves to larger ones at its end. They go back
+to the engine's shelf when it has left them, is released or is forgotten; captured graphs stay with them. A snapshot is
+a copy of what later positions can see, entries included.
 """
 
 from __future__ import annotations
 
 import hashlib
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,10 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.engine.cache import Part, live_parts
 from dsv4nb.engine.checks import require_arrays
-from dsv4nb.engine.device_caches import Caches, blocks_of, device_state_bytes, read_part, value_bytes, write_part
-from dsv4nb.engine.memory import CLASSES, ClassBytes, DeviceBytes
+from dsv4nb.engine.device_caches import Caches, Share, blocks_of, read_part, value_bytes, write_part
+from dsv4nb.engine.extent import extent_of
+
+KEPT_BYTES = 4 << 30  # of caches that nobody holds: those of a few chats of 128K positions
 
 MakeContext = Callable[[Caches, int, int], None]  # launches the context rows of positions first … stop - 1
 
@@ -29,51 +32,88 @@ MakeContext = Callable[[Caches, int, int], None]  # launches the context rows of
 class Shelf:
     """The caches of an engine that no state holds, and how new ones are made.
 
+    Any thread may give caches back; the engine's alone takes and frees them.
+
     Args:
-        devices: those that share the weights, each with all caches.
+        shares: of the GPUs.
         make_context: of the drafter; None without one.
 
     Attributes:
-        made: caches that exist, held or not.
+        made: caches that exist, held or not, by the positions that they have room for.
     """
 
     def __init__(
         self,
         config: ModelConfig,
         max_seq: int,
-        devices: Sequence[torch.device],
+        shares: Sequence[Share],
         make_context: MakeContext | None = None,
     ) -> None:
         self.config, self.make_context = config, make_context
-        self._max_seq, self._devices = max_seq, tuple(devices)
+        self.max_seq, self.shares = max_seq, tuple(shares)
         self._free: deque[Caches] = deque()
-        self.made = 0
+        self.made: Counter[int] = Counter()
 
     @property
     def has_drafter(self) -> bool:
         return self.make_context is not None
 
-    def take(self) -> Caches:
-        """Return caches with anything finite in them.
+    def take(self, positions: int) -> Caches:
+        """Return caches of the extent that holds so many positions, with anything finite in them.
 
         Raises:
             torch.OutOfMemoryError: there is no room for more.
         """
-        try:
-            return self._free.pop()
-        except IndexError:
-            caches = Caches.on(self.config, self._max_seq, self._devices, has_drafter=self.has_drafter)
-            self.made += 1
-            return caches
+        size = self.size_of(positions)
+        for caches in reversed(tuple(self._free)):
+            if caches.positions == size:
+                self._free.remove(caches)
+                return caches
+        self.trim()
+        made = self._make(size)
+        self.made[size] += 1
+        return made
+
+    def size_of(self, positions: int) -> int:
+        """Return the positions of the extent that holds so many."""
+        return extent_of(positions, self.max_seq)
+
+    def idle(self) -> list[int]:
+        """Return the positions of all caches that nobody holds; from any thread."""
+        return [caches.positions for caches in tuple(self._free)]
+
+    def home(self, part: Part) -> Share:
+        """Return where copies of `part` are: on the first GPU that holds it."""
+        return next(share for share in self.shares if share.holds(part))
 
     def put(self, caches: Caches) -> None:
         """Take caches back; from any thread."""
         self._free.append(caches)
 
+    def trim(self) -> None:
+        """Free what was given back first, where more is here than is kept."""
+        self._free_until(KEPT_BYTES)
+
     def clear(self) -> None:
         """Free the caches that nobody holds."""
-        self.made -= len(self._free)
-        self._free.clear()
+        self._free_until(0)
+
+    def _make(self, size: int) -> Caches:
+        try:
+            return Caches.on(self.config, size, self.shares)
+        except torch.OutOfMemoryError:
+            if not self._free:
+                raise
+        # what the attempt took went with its error
+        self.clear()
+        return Caches.on(self.config, size, self.shares)
+
+    def _free_until(self, kept: int) -> None:
+        left = sum(copy.nbytes for caches in tuple(self._free) for copy in caches.copies)
+        while left > kept:
+            caches = self._free.popleft()
+            left -= sum(copy.nbytes for copy in caches.copies)
+            self.made[caches.positions] -= 1
 
 
 class DeviceState:
@@ -88,9 +128,8 @@ class DeviceState:
 
     def __init__(self, shelf: Shelf, pos: int = 0) -> None:
         self.shelf, self.pos, self.pending, self.context = shelf, pos, 0, pos
-        self._caches: Caches | None = shelf.take()
-        self._give_back = weakref.finalize(self, shelf.put, self._caches)
-        self._give_back.atexit = False
+        self._caches: Caches | None = None
+        self._hold(shelf.take(pos))
 
     @property
     def is_released(self) -> bool:
@@ -111,6 +150,25 @@ class DeviceState:
         """Give the caches back; idempotent."""
         self._caches, self.pending = None, 0
         self._give_back()
+
+    def grow(self, positions: int) -> None:
+        """Launch the move to caches with room for so many positions, where its own have less.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for them; nothing was changed.
+        """
+        if positions <= self.caches.positions:
+            return
+        larger = self.shelf.take(positions)
+        larger.fill(self.caches)
+        self._give_back()
+        self._hold(larger)
+        self.shelf.trim()
+
+    def _hold(self, caches: Caches) -> None:
+        self._caches = caches
+        self._give_back = weakref.finalize(self, self.shelf.put, caches)
+        self._give_back.atexit = False
 
     def commit(self, n: int) -> None:
         """Keep the first `n` rows that were run since the last commit."""
@@ -133,8 +191,9 @@ class DeviceState:
     def digest(self) -> str:
         """Return the SHA-256 of the position and all live values: equal states, equal digests. It waits for the GPU."""
         self.catch_up()
-        if self.caches.device.type == "cuda":
-            torch.cuda.synchronize(self.caches.device)
+        for device in self.caches.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         hasher = hashlib.sha256(f"pos {self.pos}\n".encode())
         for part, rows in self.live():
             hasher.update(f"{part.name} {tuple(rows.shape)}\n".encode())
@@ -181,9 +240,10 @@ class DeviceSnapshot:
 def restore(snapshot: DeviceSnapshot) -> DeviceState:
     """Make a state that goes on from `snapshot`."""
     state = DeviceState(snapshot.shelf, snapshot.pos)
+    held = {part.name: rows for part, rows in snapshot.parts}
     for caches in state.caches.copies:
-        for (part, buffer), (_, rows) in zip(caches.parts(state.pos), snapshot.parts, strict=True):
-            write_part(buffer, part, rows.to(buffer.device))
+        for part, buffer in caches.parts(state.pos):
+            write_part(buffer, part, held[part.name].to(buffer.device))
     return state
 
 
@@ -192,7 +252,7 @@ def dump(snapshot: DeviceSnapshot) -> dict[str, npt.NDArray[Any]]:
     return {part.name: to_array(rows) for part, rows in snapshot.parts}
 
 
-def load(arrays: Mapping[str, npt.NDArray[Any]], pos: int, shelf: Shelf, device: torch.device) -> DeviceSnapshot:
+def load(arrays: Mapping[str, npt.NDArray[Any]], pos: int, shelf: Shelf) -> DeviceSnapshot:
     """Make a snapshot at `pos` of what `dump` returned, copying it.
 
     Raises:
@@ -200,7 +260,9 @@ def load(arrays: Mapping[str, npt.NDArray[Any]], pos: int, shelf: Shelf, device:
     """
     expected = list(live_parts(shelf.config, pos, has_drafter=shelf.has_drafter))
     require_arrays(arrays, expected, pos, lambda part: np.float32 if value_bytes(part) == 4 else np.uint16)
-    return DeviceSnapshot(shelf, pos, [(part, _to_tensor(arrays[part.name], device)) for part in expected])
+    return DeviceSnapshot(
+        shelf, pos, [(part, _to_tensor(arrays[part.name], shelf.home(part).device)) for part in expected]
+    )
 
 
 def to_array(rows: Tensor) -> npt.NDArray[Any]:
@@ -212,32 +274,3 @@ def to_array(rows: Tensor) -> npt.NDArray[Any]:
 def _to_tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     rows = torch.from_numpy(np.array(array, order="C"))
     return (rows.view(torch.bfloat16) if array.dtype == np.uint16 else rows).to(device)
-
-
-def count(
-    device: str, shelf: Shelf, states: list[DeviceState], snapshots: list[DeviceSnapshot], max_seq: int
-) -> DeviceBytes:
-    """Return what caches and copies take, by class; states are counted as far as they are filled."""
-    used = dict.fromkeys(CLASSES if shelf.has_drafter else CLASSES[:-1], 0)
-    copied = dict(used)
-    for state in states:
-        if not state.is_released:
-            for name, nbytes in device_state_bytes(shelf.config, state.pos, has_drafter=shelf.has_drafter).items():
-                used[name] += nbytes
-    for snapshot in snapshots:
-        for part, rows in snapshot.parts:
-            copied[_class_of(part)] += rows.nbytes
-    each = device_state_bytes(shelf.config, max_seq, has_drafter=shelf.has_drafter)
-    return DeviceBytes(
-        device=device,
-        classes={
-            name: ClassBytes(used=used[name] + copied[name], reserved=shelf.made * each[name] + copied[name])
-            for name in used
-        },
-    )
-
-
-def _class_of(part: Part) -> str:
-    """Return the class of cache that a copy is counted with."""
-    of_layer, kind, *leaf = part.name.split(".")
-    return "drafter" if of_layer == "mtp" else "source" if leaf == ["source"] else kind

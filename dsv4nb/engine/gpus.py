@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 from dsv4nb.errors import RequestError
+from dsv4nb.weights.placement import SharedKind
 
 WAY_OUT = "devices='cpu' runs everywhere"
-TENSOR = "tensor"  # both GPUs run every layer, each with its share of the large matrices
+TENSOR: Final = "tensor"  # two GPUs run every layer, each with its share of the large matrices
+PIPELINE: Final = "pipeline"  # each GPU runs some of the layers, one after the other
 
 
 def require_one_gpu(ids: Sequence[int]) -> int:
@@ -25,23 +30,23 @@ def require_one_gpu(ids: Sequence[int]) -> int:
 
 
 def require_gpus(ids: Sequence[int], placement: str | None = None) -> tuple[int, ...]:
-    """Return the ids of the GPUs to run on, one or two.
+    """Return the ids of the GPUs to run on.
 
     Args:
-        placement: how two share the model; None for what there is.
+        placement: how several share the model; None for what `placed` chooses.
 
     Raises:
-        RequestError: there is no CUDA device, none of an id, no Triton, more than two are asked for or another
-            placement, or two do not reach each other's memory.
+        RequestError: there is no CUDA device, none of an id, no Triton, no such placement, more than two GPUs and no
+            pipeline, or two that are to share every layer and do not reach each other's memory.
     """
     asked = _names(ids)
-    if len(ids) > 2:
+    require_placement(placement, len(ids))
+    if len(ids) > 2 and placement != PIPELINE:
         raise RequestError(
-            f"devices is {asked}; this version runs on one GPU, on two or on 'cpu'. Name two, such as"
-            f" devices=({ids[0]}, {ids[1]})",
+            f"devices is {asked}; two GPUs share every layer at most. Name two, such as devices=({ids[0]}, {ids[1]}),"
+            f" or let layers run on one GPU after the other: placement={PIPELINE!r}",
             param="devices",
         )
-    require_placement(placement, len(ids))
     import torch  # only where a GPU is asked for
 
     if not torch.cuda.is_available():
@@ -58,37 +63,70 @@ def require_gpus(ids: Sequence[int], placement: str | None = None) -> tuple[int,
             f" {WAY_OUT}",
             param="devices",
         )
+    if placement == TENSOR and (fault := unreached(ids)):
+        raise RequestError(
+            f"placement is {TENSOR!r} on devices {asked}; {fault} (nvidia-smi topo -p2p r shows which do)."
+            f" placement={PIPELINE!r} needs no such reach; or name two that do, or one: devices={ids[0]}",
+            param="placement",
+        )
+    return tuple(ids)
+
+
+def placed(ids: Sequence[int], placement: str | None) -> tuple[SharedKind, str]:
+    """Return how GPUs that can be run on share a model, and why: "" where that is as asked, or as it usually is."""
+    if placement == PIPELINE:
+        return PIPELINE, ""
+    fault = unreached(ids) if placement is None and len(ids) > 1 else ""
+    return (PIPELINE, fault) if fault else (TENSOR, "")
+
+
+def unreached(ids: Sequence[int]) -> str:
+    """Say which GPU does not reach which other one's memory; "" where all do, and where there are none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""
     for one in ids:
         for other in ids:
             if one != other and not torch.cuda.can_device_access_peer(one, other):
-                raise RequestError(
-                    f"devices is {asked}; GPU {one} does not reach the memory of GPU {other} (nvidia-smi topo -p2p r"
-                    f" shows which do). Name two that do, or one: devices={ids[0]}",
-                    param="devices",
-                )
-    return tuple(ids)
+                return f"GPU {one} does not reach the memory of GPU {other}"
+    return ""
+
+
+def give_back() -> None:
+    """Give memory of GPUs that nothing holds any more to other processes; torch would keep it for the next tensors."""
+    import torch
+
+    gc.collect()  # engines refer to themselves
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def given_back_on_failure(ids: Sequence[int]) -> Iterator[None]:
+    """Give back what the GPUs of these ids hold of a block that fails."""
+    try:
+        yield
+    except BaseException:
+        if ids:
+            give_back()
+        raise
 
 
 def require_placement(placement: str | None, n_gpus: int) -> None:
     """Refuse a placement that there is not on so many GPUs; none on the CPU.
 
     Raises:
-        RequestError: it is not None and not that of two GPUs.
+        RequestError: it is not None and not one of several GPUs.
     """
     if placement is None:
         return
-    if placement == "pipeline":
-        raise RequestError(
-            "placement is 'pipeline'; this version does not run layers on one GPU after the other. Leave placement="
-            " out: two GPUs then share every layer",
-            param="placement",
-        )
-    if placement != TENSOR:
-        raise RequestError(f"placement is {placement!r}; it must be {TENSOR!r}", param="placement")
-    if n_gpus != 2:
+    if placement not in (TENSOR, PIPELINE):
+        raise RequestError(f"placement is {placement!r}; it must be {TENSOR!r} or {PIPELINE!r}", param="placement")
+    if n_gpus < 2:
         where = f"{n_gpus} GPU" if n_gpus else "the CPU"
         raise RequestError(
-            f"placement is {placement!r} on {where}; it is how two GPUs share a model, such as devices=(0, 1)",
+            f"placement is {placement!r} on {where}; it is how several GPUs share a model, such as devices=(0, 1)",
             param="placement",
         )
 

@@ -26,8 +26,9 @@ class DeviceBytes:
     """The caches on one device.
 
     Attributes:
-        classes: by name, those of `Engine.state_bytes`; and "prefill", what a GPU reads prompts in chunks with:
-            no state holds it, so it is reserved and not used.
+        classes: by name, those of `Engine.state_bytes`; and of a GPU "prefill", what prompts are read in chunks with,
+            and "forward", the angles of all positions and what kernels hand on: no state holds these, so they are
+            reserved and not used.
     """
 
     device: str
@@ -48,4 +49,13 @@ class Counted(Protocol):
 
     def cache_bytes(self) -> tuple[DeviceBytes, ...]:
         """Return what the caches take on each device, at this moment."""
+        ...
+
+
+@runtime_checkable
+class Roomy(Protocol):
+    """An engine that knows what its devices have free."""
+
+    def largest_session(self) -> int:
+        """Return the most positions, at most `max_seq`, that one more state can have at this moment."""
         ...

@@ -3,6 +3,9 @@
 Each runs every layer with its half of the heads, of the experts' inner width and of the vocabulary; the halves of a
 sublayer's output meet in the boundary behind it, twice a layer. Caches are on both, with the same bits.
 
+The streams are whole on both, so the first GPU has all that a drafter looks at: it drafts alone, and joins nothing.
+Behind the last layer the halves meet where a head or a drafter follows, and then on both GPUs.
+
 A GPU that waits in a join for kernels that the host has yet to launch would wait in vain. So the launches of a forward
 alternate from join to join, and those of a graph are all there when it is replayed; and every forward runs alone on
 either GPU before its first join, with a trial of the joins, so that no kernel is compiled or loaded while the other GPU
@@ -12,20 +15,25 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.device_caches import Caches
+from dsv4nb.engine.pair_chunk import PairChunk
+from dsv4nb.engine.pair_turns import on, take_turns
+from dsv4nb.engine.protocol import Verified
 from dsv4nb.engine.rank_drafter import RankDrafter
 from dsv4nb.engine.rank_forward import RankForward
-from dsv4nb.engine.rank_layer import Step, Trial
+from dsv4nb.engine.rank_layer import Step, StepKey, Trial
 from dsv4nb.errors import EngineError
 from dsv4nb.weights.rank_store import RankWeights
 from dsv4nb_kernels._peer import connect
@@ -43,7 +51,7 @@ class PairForward:
 
     Attributes:
         device: the first GPU.
-        drafter: none; two GPUs do not draft.
+        drafter: the first GPU's; None without one.
 
     Raises:
         ValueError: the GPUs do not reach each other's memory.
@@ -59,15 +67,21 @@ class PairForward:
         graphs: bool = True,
     ) -> None:
         places, width = (ranks[0].device, ranks[1].device), config.hidden_size
+        drafts = ranks[0].draft is not None
         self._links = connect(width, places)
         self._hasty = connect(width, places, polls=1)
+        is_cuda = places[0].type == "cuda"
+        with torch.inference_mode(False):  # so that `settle` may write them wherever it is called
+            self._errors = [
+                torch.zeros(link.mine.error.shape, dtype=torch.int32, pin_memory=is_cuda) for link in self._links
+            ]
         self._sides = [
-            RankForward(weights, config, contract, max_seq, graphs=graphs, link=link)
+            RankForward(weights, config, contract, max_seq, graphs=graphs, link=link, joins_last=drafts)
             for weights, link in zip(ranks, self._links, strict=True)
         ]
-        self._width, self._tried = width, set[tuple[int, bool]]()
+        self._width, self._tried = width, set[StepKey]()
         self.device = places[0]
-        self.drafter: RankDrafter | None = None
+        self.drafter: RankDrafter | None = self._sides[0].drafter
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -77,19 +91,56 @@ class PairForward:
                 stack.enter_context(side.running())
             yield
 
+    @property
+    def nbytes(self) -> tuple[int, ...]:
+        """As of `RankForward`, of either."""
+        return tuple(nbytes for side in self._sides for nbytes in side.nbytes)
+
+    def chunks(self, rows: int) -> PairChunk:
+        """Return what runs chunks of prompts, of up to `rows` rows, on both."""
+        first, second = (side.chunks(rows, rank=rank, ranks=2) for rank, side in enumerate(self._sides))
+        return PairChunk((first, second))
+
+    def compile(self, caches: Caches, extent: int) -> None:
+        """As of `RankForward`, on both."""
+        for side, own in zip(self._sides, caches.copies, strict=True):
+            with on(side.device):
+                side.compile(own, extent)
+
     def rows(self, caches: Caches, tokens: Sequence[int], pos: int) -> npt.NDArray[np.float32]:
         """Run `tokens` at positions pos … and wait for their logits: [T, V].
 
         Raises:
             EngineError: a join waited in vain; the caches hold nothing of these rows, and the next forward can run.
         """
-        steps = self._run(caches, tokens, pos, has_head=True)
-        halves = []
-        for side, step in zip(self._sides, steps, strict=True):
-            with _on(side.device):
-                halves.append(side.logits(step))
+        steps, first = self._run(caches, tokens, pos, has_head=True), self._sides[0]
+        with on(first.device):
+            logits = first.to_host(self._gathered(steps))
         self.settle()
-        return np.concatenate([half.numpy() for half in halves], 1)
+        return np.asarray(logits.numpy())
+
+    def drawn(
+        self,
+        caches: Caches,
+        tokens: Sequence[int],
+        pos: int,
+        config: SamplerConfig,
+        drafted: Tensor | None = None,
+    ) -> Verified:
+        """Run `tokens` likewise, choose behind each of them on the first GPU, and wait for the choices alone.
+
+        Args:
+            drafted: as of `RankForward`.
+
+        Raises:
+            EngineError: as of `rows`.
+        """
+        steps, first = self._run(caches, tokens, pos, has_head=True, drafted=drafted), self._sides[0]
+        with on(first.device):
+            logits = self._gathered(steps)
+            first.draws.launch(logits, steps[0].inputs, config)
+        self.settle()
+        return first.draws.read(logits)
 
     def fill(self, caches: Caches, tokens: Sequence[int], pos: int) -> None:
         """Run `tokens` likewise for the caches alone, and wait for nothing."""
@@ -101,13 +152,12 @@ class PairForward:
         Raises:
             EngineError: since the last time a join has waited in vain, and what ran after it is in no cache.
         """
-        errors = []
-        for side, link in zip(self._sides, self._links, strict=True):
-            with _on(side.device):
-                errors.append(side.to_host(link.mine.error))
+        for side, link, error in zip(self._sides, self._links, self._errors, strict=True):
+            with on(side.device):
+                error.copy_(link.mine.error, non_blocking=True)
         for side in self._sides:
             side.wait()
-        if any(bool(error[0]) for error in errors):
+        if any(error.numpy()[0] for error in self._errors):  # no operation of torch: see `_Staging`
             self._connect_anew()
             names = " and ".join(str(side.device) for side in self._sides)
             raise EngineError(
@@ -116,13 +166,15 @@ class PairForward:
                 param="devices",
             )
 
-    def _run(self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool) -> list[Step]:
+    def _run(
+        self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool, drafted: Tensor | None = None
+    ) -> list[Step]:
         steps = []
         for side in self._sides:
-            with _on(side.device):
-                steps.append(side.begin(tokens, pos))
+            with on(side.device):
+                steps.append(side.begin(tokens, pos, drafted))
         halves = list(zip(self._sides, steps, caches.copies, strict=True))
-        key = (len(tokens), has_head)
+        key = steps[0].key(has_head=has_head)
         if self.device.type == "cuda" and key not in self._tried:
             self._try(halves, has_head=has_head)
             self._tried.add(key)
@@ -130,18 +182,21 @@ class PairForward:
             self._launch(halves, has_head=has_head)
             return steps
         for side, step, own in halves:
-            with _on(side.device):
+            with on(side.device):
                 if key not in own.graphs:
                     side.graphs.capture(own.graphs, key, partial(side.launch, step, own, has_head=has_head))
         for side, _, own in halves:
-            with _on(side.device):
+            with on(side.device):
                 own.graphs[key].replay()
         return steps
+
+    def _gathered(self, steps: Sequence[Step]) -> Tensor:
+        return self._sides[0].gathered([side.left(step) for side, step in zip(self._sides, steps, strict=True)])
 
     def _try(self, halves: _Halves, *, has_head: bool) -> None:
         """Run either half alone. What it leaves in the caches is written again by the forward that follows."""
         for (side, step, own), link in zip(halves, self._hasty, strict=True):
-            with _on(side.device):
+            with on(side.device):
                 trial = Trial(link=link, boundary=Boundary.empty(step.rows, self._width, side.device))
                 side.launch(replace(step, trial=trial), own, has_head=has_head)
         for side in self._sides:
@@ -150,26 +205,18 @@ class PairForward:
     def _launch(self, halves: _Halves, *, has_head: bool) -> None:
         """Launch both, by turns from join to join."""
         turns = [side.launches(step, own, has_head=has_head) for side, step, own in halves]
-        is_on_its_way = True
-        while is_on_its_way:
-            joined = []
-            for (side, _, _), turn in zip(halves, turns, strict=True):
-                with _on(side.device):
-                    joined.append(next(turn, None))
-            for (_, step, _), y in zip(halves, joined, strict=True):
-                if y is not None:
-                    step.push(y)
-            is_on_its_way = joined[0] is not None
+
+        def push(halves_of_sum: Sequence[Tensor]) -> None:
+            for (_, step, _), y in zip(halves, halves_of_sum, strict=True):
+                step.push(y)
+
+        take_turns([side.device for side in self._sides], turns, push)
 
     def _connect_anew(self) -> None:
         """Begin to count joins from the first again, where the graphs look for it."""
         for link in self._links:
-            with _on(link.mine.error.device):
+            with on(link.mine.error.device):
                 for words in (link.mine.words, link.mine.counts, link.mine.error):
                     words.zero_()
         for side in self._sides:
             side.wait()
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

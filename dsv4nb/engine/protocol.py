@@ -22,6 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dsv4nb.config import SamplerConfig
+
 Row = npt.NDArray[np.float32]  # [V] logits on the host
 
 MAX_ROWS = 8  # rows of one decode or verify forward; the tile every matrix product is padded to
@@ -43,7 +45,8 @@ class Prefilled:
 
 
 ChooseDraft = Callable[[Row, int, Sequence[int]], int]
-"""Chooses one draft: (its row of logits [V], its slot from 0, the drafts before it) -> an id."""
+"""Chooses one draft: (its row of logits [V], its slot from 0, the drafts before it) -> an id. An engine that knows what
+a `PlainChoice` is may choose by itself as that would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,37 @@ class Proposal:
         ids: the drafts, in order.
         conf_logits: one per draft, what the confidence head says before the sigmoid; () when there is no such head.
         rows: [V] float32 logits that each draft was chosen from, the ones before it considered; () when there are none.
+            Looking at one may copy it from a device.
+        margins: how far the best of each row stands above the second; () where it is to be found in the rows.
+        probs: softmax of each row at its draft, for show; likewise.
+        ms: what drafting took on the device's clock; None where the caller can tell by its own.
     """
 
     ids: tuple[int, ...]
     conf_logits: tuple[float, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: Sequence[Row] = ()
+    margins: tuple[float, ...] = ()
+    probs: tuple[float, ...] = ()
+    ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """Rows that were run and are not committed.
+
+    Attributes:
+        rows: T of [V] float32 logits. Looking at one may copy it from a device.
+        ids: what the asked sampler chooses from each, -1 from a row that it refuses; () where the rows are to be asked.
+        probs: softmax of each row but the last at the token that was run behind it, for show; () likewise.
+    """
+
+    rows: Sequence[Row]
+    ids: tuple[int, ...] = ()
+    probs: tuple[float, ...] = ()
+
+    def token(self, place: int) -> int | None:
+        """Return what was chosen from a row, None where the row is to be asked."""
+        return self.ids[place] if self.ids and self.ids[place] >= 0 else None
 
 
 class DecodeState(Protocol):
@@ -246,6 +275,36 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the weights; idempotent."""
+        ...
+
+
+class DrawingEngine(Engine, Protocol):
+    """An engine that can choose tokens where its rows are, so that no row must leave the device."""
+
+    def draw_rows(self, state: DecodeState, tokens: Sequence[int], config: SamplerConfig) -> Verified:
+        """Run rows as `forward_rows` does, and choose from each as `sampler.choose` does with the bits that it returns.
+
+        Row i chooses the token at position state.pos + i + 1. Rows that are looked at later are the same bits still,
+        whatever was run since.
+
+        Args:
+            config: whose draw is the race, or which is greedy; its bias and its penalties are for the caller to apply.
+
+        Raises:
+            EngineError, MemoryError: as of `forward_rows`.
+        """
+        ...
+
+    def draft_and_draw(
+        self, state: DecodeState, pending: int, rows: int, *, drafts_by: SamplerConfig, config: SamplerConfig
+    ) -> tuple[Proposal, Verified]:
+        """Draft by one sampler, run `pending` and the first drafts, and choose by another, with one wait for all of it.
+
+        The same as `draft` and then `draw_rows` of `rows` tokens, of a whole block at most.
+
+        Raises:
+            EngineError, MemoryError, DrafterFault: as of these; no rows are pending then.
+        """
         ...
 
 

@@ -1,8 +1,12 @@
-"""Chunks of a prompt through all layers on one GPU, launched kernel by kernel; see `chunk_layer`."""
+"""Chunks of a prompt through one GPU's layers, launched kernel by kernel.
+
+See `chunk_layer`; `pair_chunk` and `pipeline_chunk` run several GPUs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +17,9 @@ from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.cache import tap_width
 from dsv4nb.engine.chunk_layer import Chunk, Peaks, attend, mix, mix_experts, reserve
-from dsv4nb.engine.chunk_room import ChunkInputs, ChunkRoom, Sent
+from dsv4nb.engine.chunk_room import ChunkInputs, ChunkRoom, Outputs, Sent
 from dsv4nb.engine.device_caches import Caches, DraftCaches
+from dsv4nb.engine.handover import Handover, handover_bytes
 from dsv4nb.engine.prefill import FAST_ROWS
 from dsv4nb.engine.step import Turns
 from dsv4nb.weights.rank_store import RankWeights
@@ -29,6 +34,7 @@ class RankChunk:
 
     Args:
         rows: of the longest chunk.
+        rank, ranks: which of how many it is that share the weights; `PairChunk` runs two.
         score_bytes: the most that a band of index scores takes; a chunk is scored in as many bands as that asks for.
     """
 
@@ -41,14 +47,17 @@ class RankChunk:
         turns: Turns,
         *,
         rows: int = FAST_ROWS,
+        rank: int = 0,
+        ranks: int = 1,
         score_bytes: int = SCORE_BYTES,
     ) -> None:
         self._weights, self._config, self._contract, self._max_seq = weights, config, contract, max_seq
-        self.most = min(rows, max_seq)
+        self.device, self.most = weights.device, min(rows, max_seq)
         self._score_bytes, self._is_reserved = score_bytes, False
         self._room = ChunkRoom(self.most, weights.device)
         self._tail = ChunkRoom(min(config.sliding_window, self.most), weights.device)  # of what a drafter can see
         self.inputs = ChunkInputs(config, self._room, turns)
+        self.outputs = Outputs(self._room, config.hidden_size, rank=rank, ranks=ranks)
         self._none = RoundedRows.empty(0, config.hidden_size, weights.device)
         self._last = hyper_mix.Boundary.empty(1, config.hidden_size, weights.device)
         self._sent = Sent(self.inputs.given)
@@ -58,9 +67,10 @@ class RankChunk:
         ]
 
     @property
-    def nbytes(self) -> int:
-        """What chunks take besides weights and caches; all of it from the first chunk on."""
-        return self._room.nbytes + self._tail.nbytes + sum(peaks.nbytes for layer in self._peaks for peaks in layer)
+    def nbytes(self) -> tuple[int, ...]:
+        """What chunks take on each GPU besides weights and caches; all of it from the first prompt on."""
+        peaks = sum(peaks.nbytes for layer in self._peaks for peaks in layer)
+        return (self._room.nbytes + self._tail.nbytes + peaks,)
 
     def run(self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool) -> npt.NDArray[np.float32] | None:
         """Run `tokens` at positions pos …, and wait for the chunk before; with a head for the last row's logits too.
@@ -73,63 +83,117 @@ class RankChunk:
         Returns:
             [1, V] with a head.
         """
+        self.begin(tokens, pos)
+        last = self.last_rows(caches, len(tokens), has_head=has_head)
+        for _ in self.launches(caches, len(tokens), pos, last, has_head=has_head):
+            pass
+        return self.end(has_head=has_head)
+
+    def begin(self, tokens: Sequence[int], pos: int) -> None:
+        """Send `tokens` at positions pos … to the device."""
         self._sent.send(self.inputs.given, tokens, pos)
-        chunk, y = self._launch(caches, len(tokens), pos)
-        x = self._end(chunk, y, caches.draft, has_head=has_head)
-        logits = None if x is None else self._head(chunk, x)
+
+    def end(self, *, has_head: bool) -> npt.NDArray[np.float32] | None:
+        """Wait for the chunk before, with a head for this one too: return the logits of its last row that this has."""
+        logits = None
+        if has_head:
+            kept = self._logits[0]
+            logits = torch.empty(kept.shape, pin_memory=self._sent.is_cuda).copy_(kept, non_blocking=True)
         self._sent.wait(all_of_it=has_head)
         return None if logits is None else np.asarray(logits.numpy())
 
-    def _launch(self, caches: Caches, rows: int, pos: int) -> tuple[Chunk, Tensor]:
-        """Launch the layers; return their chunk and the last one's output, [1, T, D], which its streams still lack."""
-        config, weights, room = self._config, self._weights, self._room
+    def last_rows(self, caches: Caches, rows: int, *, has_head: bool) -> int:
+        """Return of how many rows, the last ones, the output of the last layer is needed here."""
+        return int(has_head) if caches.draft is None else self._tapped(rows)
+
+    def launches(self, caches: Caches, rows: int, pos: int, last: int, *, has_head: bool) -> Iterator[Tensor]:
+        """Launch a chunk, kernel by kernel; it yields a sublayer's output, [S, T, D], before that is joined.
+
+        Args:
+            last: of how many rows the last layer's output is joined, `last_rows` or more; of none, nothing is yielded.
+        """
+        weights = self._weights
+        chunk = self._chunk(rows, pos)
+        y = self._enter(chunk, caches)
+        for number, layer, peaks in zip(weights.span, weights.layers, self._peaks, strict=True):
+            if y is not None:
+                yield y
+            chunk.mix(y, layer.hyper_attention)
+            if caches.draft is not None:
+                self._tap(chunk.boundary.stream, number - 1)
+            y = attend(chunk, layer.attention, caches.layers[number])
+            yield y
+            chunk.mix(y, layer.hyper_experts)
+            y = mix_experts(chunk, layer.experts, peaks)
+        assert y is not None
+        if weights.span.stop < self._config.num_hidden_layers:
+            self.handover("goes", caches, rows).leave(y, chunk.boundary, self._tapped_of(caches, rows))
+            return
+        if last:
+            yield y[:, -last:]
+        if needed := self.last_rows(caches, rows, has_head=has_head):
+            x = self._leave(chunk, y[:, -needed:], caches.draft)
+            if has_head:
+                self._head(x)
+
+    def handover(self, name: Literal["came", "goes"], caches: Caches, rows: int) -> Handover:
+        """Return what a span of layers begins with, or what it ends with, for `rows` rows."""
+
+        def size(rows: int) -> int:
+            return handover_bytes(self._config, rows, tapped=self._tapped(rows) if has_taps else 0)
+
+        has_taps = caches.draft is not None
+        whole = self._room.fixed(name, size(rows), dtype=torch.uint8, most=size(self.most))
+        return Handover.within(whole, self._config, rows, tapped=self._tapped(rows) if has_taps else 0)
+
+    def _enter(self, chunk: Chunk, caches: Caches) -> Tensor | None:
+        """Launch what fills the streams; return the output that they still lack, None behind the embedding."""
+        rows = chunk.rows
+        if self._weights.span.start > 0:
+            return self.handover("came", caches, rows).enter(chunk.boundary, self._tapped_of(caches, rows))
+        embedded = self._room.tensor("embedded", rows, rows, self._config.hidden_size, dtype=torch.bfloat16)
+        torch.index_select(self._weights.embed, 0, self.inputs.tokens, out=embedded)
+        chunk.boundary.stream.copy_(embedded[:, None].expand_as(chunk.boundary.stream))
+        return None
+
+    def _chunk(self, rows: int, pos: int) -> Chunk:
+        """Launch what a chunk begins with, and return it."""
         self.inputs.refresh(rows)
         chunk = Chunk(
-            config=config,
+            config=self._config,
             contract=self._contract,
-            shapes=weights.shapes,
+            shapes=self._weights.shapes,
             inputs=self.inputs,
-            boundary=self._boundary(room, rows),
-            room=room,
+            boundary=self._boundary(self._room, rows),
+            outputs=self.outputs,
+            room=self._room,
             end=pos + rows,
             score_bytes=self._score_bytes,
         )
         if not self._is_reserved:
             reserve(chunk, self._max_seq)
             self._is_reserved = True
-        embedded = room.tensor("embedded", rows, rows, config.hidden_size, dtype=torch.bfloat16)
-        torch.index_select(weights.embed, 0, self.inputs.tokens, out=embedded)
-        chunk.boundary.stream.copy_(embedded[:, None].expand_as(chunk.boundary.stream))
-        y = None
-        for number, (layer, peaks) in enumerate(zip(weights.layers, self._peaks, strict=True)):
-            chunk.mix(y, layer.hyper_attention)
-            if caches.draft is not None:
-                self._tap(chunk.boundary.stream, number - 1)
-            y = attend(chunk, layer.attention, caches.layers[number])
-            chunk.mix(y, layer.hyper_experts)
-            y = mix_experts(chunk, layer.experts, peaks)
-        assert y is not None
-        return chunk, y
+        return chunk
 
-    def _end(self, chunk: Chunk, y: Tensor, draft: DraftCaches | None, *, has_head: bool) -> Tensor | None:
-        """Launch the last boundary, of as many rows as somebody needs, and keep the taps of a drafter.
+    def _leave(self, chunk: Chunk, y: Tensor, draft: DraftCaches | None) -> Tensor:
+        """Launch the last boundary of the last rows, whose `y` it is, and keep the taps of a drafter.
 
         Returns:
-            [1, D], the head's input of the last row; None without a head.
+            [1, D], the head's input of the last row.
         """
-        if draft is None and not has_head:
-            return None
-        rows = 1 if draft is None else self._tapped(chunk.rows)
+        rows = y.shape[1]
+        if len(y) > 1:  # parts that lie apart
+            y = self._tail.tensor("y", rows, *y.shape).copy_(y)
         boundary, out = chunk.boundary, self._last if draft is None else self._boundary(self._tail, rows)
         before = hyper_mix.Boundary(
             stream=boundary.stream[-rows:], x=boundary.x[-rows:], rounded=boundary.rounded,
             post=boundary.post[-rows:], comb=boundary.comb[-rows:], parts=boundary.parts[-rows:],
         )  # fmt: skip
-        mix(chunk, y[:, -rows:], before.stream, before, self._weights.hyper_head, out)
+        mix(chunk, y, before.stream, before, self._weights.hyper_head, out)
         if draft is not None:
-            self._tap(out.stream, len(self._weights.layers) - 1)
+            self._tap(out.stream, self._config.num_hidden_layers - 1)
             draft.taps.index_copy_(0, self.inputs.last_slots(rows), self._taps(rows))
-        return out.x[-1:] if has_head else None
+        return out.x[-1:]
 
     def _tap(self, stream: Tensor, layer: int) -> None:
         """Launch what keeps the streams behind `layer`, of the rows that a drafter can see, if it is a tapped one."""
@@ -142,19 +206,23 @@ class RankChunk:
     def _tapped(self, rows: int) -> int:
         return min(rows, self._tail.most)
 
+    def _tapped_of(self, caches: Caches, rows: int) -> Tensor | None:
+        return None if caches.draft is None else self._taps(self._tapped(rows))
+
     def _taps(self, rows: int) -> Tensor:
         return self._tail.tensor("taps", rows, rows, tap_width(self._config), dtype=torch.bfloat16)
 
-    def _head(self, chunk: Chunk, x: Tensor) -> Tensor:
-        """Launch the head by the kernels of a decode row, and the copy of its logits to the host."""
-        matrix = self._weights.head
-        splits = bf16_rows.tuning(matrix.n, matrix.k).splits
-        parts = chunk.room.fixed("logits", splits, 1, matrix.n)
-        bf16_rows.bf16_rows(x, matrix, out=parts, dependent=True)
+    def _head(self, x: Tensor) -> None:
+        """Launch the head by the kernels of a decode row."""
+        parts = bf16_rows.bf16_rows(x, self._weights.head, out=self._logits, dependent=True)
         for part in parts[1:]:
             parts[0].add_(part)
-        logits = torch.empty(1, matrix.n, pin_memory=self._sent.is_cuda)
-        return logits.copy_(parts[0], non_blocking=True)
+
+    @property
+    def _logits(self) -> Tensor:
+        """Parts of the logits of one row, [S, 1, V]; behind a head the first is their sum."""
+        matrix = self._weights.head
+        return self._room.fixed("logits", bf16_rows.tuning(matrix.n, matrix.k).splits, 1, matrix.n)
 
     def _boundary(self, room: ChunkRoom, rows: int) -> hyper_mix.Boundary:
         width = self._config.hidden_size

@@ -1,41 +1,52 @@
-"""The DSpark drafter on one GPU: a block of noise behind the pending token, read at once, and a walk along it.
+"""The DSpark drafter on one GPU: a block of noise behind the pending token, read at once; `DraftWalk` goes along it.
 
 As `drafter` (dspark.md 1, 2), through the kernels of the trunk. Context rows are made of the taps of committed
 positions, eight at a time and always as eight: a row has the same bits whichever stand beside it. The rows of a block
-lie behind the ring, where no position has its slot, so a stage is a layer like any other. Nothing here but the walk
-waits for the device or looks at a value.
+lie behind the ring, where no position has its slot, so a stage is a layer like any other. Nothing here waits for the
+device or looks at a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.cache import tap_width, window_rows
 from dsv4nb.engine.device_caches import BLOCK_ROWS, Caches, DraftCaches
-from dsv4nb.engine.graphs import Graphs, Held
+from dsv4nb.engine.draft_walk import DraftWalk, Send
+from dsv4nb.engine.graphs import Graphs
+from dsv4nb.engine.lap import Lap
 from dsv4nb.engine.protocol import ChooseDraft, Proposal
 from dsv4nb.engine.rank_layer import Step, run_layer
 from dsv4nb.engine.step import TOKENS_AT, Room, Turns, Windows
-from dsv4nb.errors import DrafterFault
 from dsv4nb.weights.kernel_shapes import PLACES, filled
-from dsv4nb.weights.rank_store import RankDraft, RankWeights
-from dsv4nb_kernels import fp8_rows, hyper_mix, markov_step, norm_rope_write
-from dsv4nb_kernels._best import Scored
+from dsv4nb.weights.rank_store import RankDraft
+from dsv4nb_kernels import fp8_rows, hyper_mix, norm_rope_write
 from dsv4nb_kernels._expert_rows import ExpertRows
 from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
 from dsv4nb_kernels.fp8_rows import Fp8Matrix
 from dsv4nb_kernels.hyper_mix import Boundary, HyperWeights
 
-Send = Callable[[Tensor, Sequence[int], int], None]  # starts the copy of a position and tokens to the device
-
 _ALL = 30.0  # whose sigmoid is 1 in float32
+
+
+def taps_of(room: Room, config: ModelConfig, rows: int) -> Tensor:
+    """Return the taps of so many rows, side by side: [T, K·D] bfloat16."""
+    return room.tensor("taps", rows, tap_width(config), dtype=torch.bfloat16)
+
+
+def tap(room: Room, config: ModelConfig, stream: Tensor, layer: int) -> None:
+    """Launch what keeps the streams behind `layer`, [T, HC, D], among the taps, if it is a tapped one."""
+    assert config.dspark is not None
+    if layer in config.dspark.target_layer_ids:
+        first = config.dspark.target_layer_ids.index(layer) * config.hidden_size
+        torch.mean(stream, 1, out=taps_of(room, config, len(stream))[:, first : first + config.hidden_size])
 
 
 class BlockInputs:
@@ -108,32 +119,11 @@ class ContextInputs:
         torch.where(self._is_past, self._behind, self.taps, out=self.slots)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
-    """One step of the walk.
-
-    Attributes:
-        given: [5] int32: its position, three of nothing, and the token before it, which the host sends; a choice made
-            on the device would be written there.
-        scored: its logits [1, V] and the best of them.
-        confidence: [1] float32, before the sigmoid.
-    """
-
-    given: Tensor
-    scored: Scored
-    confidence: Tensor
-
-    @property
-    def token(self) -> Tensor:
-        """[1], the token before it."""
-        return self.given[TOKENS_AT:]
-
-
 class RankDrafter:
     """The drafter of one GPU.
 
     Args:
-        weights: of the trunk, whose embedding and head it shares.
+        draft: whole, with the trunk's embedding and head.
         turns: with room for a block behind the last position.
         room: of the trunk; the two never run at once.
         send: copies to the device.
@@ -141,7 +131,6 @@ class RankDrafter:
 
     def __init__(
         self,
-        weights: RankWeights,
         draft: RankDraft,
         config: ModelConfig,
         contract: Contract,
@@ -152,14 +141,14 @@ class RankDrafter:
         send: Send,
     ) -> None:
         assert config.dspark is not None
-        self._weights, self._draft, self._config, self._contract = weights, draft, config, contract
+        self._draft, self._config, self._contract = draft, config, contract
         self._spark, self._room, self._graphs, self._send = config.dspark, room, graphs, send
-        self._device, width = weights.device, config.hidden_size
+        self._device, width = draft.embed.device, config.hidden_size
         size = self._spark.block_size
         self._block = Step(
             config=config,
             contract=contract,
-            shapes=weights.shapes,
+            shapes=draft.shapes,
             inputs=BlockInputs(config, size, turns),
             boundary=Boundary.empty(size, width, self._device),
             spread=ExpertRows.empty(size, width, self._device),
@@ -167,15 +156,18 @@ class RankDrafter:
         )
         self._context = ContextInputs(config, turns)
         self._main = _MainNorm(draft.main_norm, self._device)
-        self._slots = [
-            _Slot(
-                given=torch.zeros(TOKENS_AT + 1, dtype=torch.int32, device=self._device),
-                scored=Scored.empty(1, config.vocab_size, self._device),
-                confidence=torch.zeros(1, device=self._device),
-            )
-            for _ in range(size)
-        ]
-        self._walk_graphs: Held = {}
+        self._lap: Lap | None = None
+        self._walk = DraftWalk(
+            draft,
+            config,
+            base=self._base,
+            trusted=self._trusted,
+            tokens=self._block.inputs.tokens,
+            positions=self._block.inputs.positions,
+            room=room,
+            graphs=graphs,
+            send=send,
+        )
 
     @property
     def block_size(self) -> int:
@@ -184,9 +176,7 @@ class RankDrafter:
 
     def tap(self, stream: Tensor, layer: int) -> None:
         """Launch what keeps the streams behind `layer`, [T, HC, D], for `keep_taps`, if it is a tapped one."""
-        if layer in self._spark.target_layer_ids:
-            first = self._spark.target_layer_ids.index(layer) * self._config.hidden_size
-            torch.mean(stream, 1, out=self._taps(len(stream))[:, first : first + self._config.hidden_size])
+        tap(self._room, self._config, stream, layer)
 
     def keep_taps(self, caches: Caches, slots: Tensor) -> None:
         """Launch what writes the taps of T rows at `slots`, provisional as the rows themselves."""
@@ -206,29 +196,30 @@ class RankDrafter:
         Raises:
             DrafterFault: a row or a confidence is not finite.
         """
+        self._run_block(caches, pos, pending)
+        return self._walk.choose(pos, pending, choose)
+
+    def begin(self, caches: Caches, pos: int, pending: int, config: SamplerConfig) -> Tensor:
+        """Start to draft likewise, all on the device; return where the drafts are going to be: [B] int32."""
+        self._lap = Lap(self._device)
+        self._run_block(caches, pos, pending)
+        drafted = self._walk.begin(config)
+        self._lap.stop()
+        return drafted
+
+    def end(self) -> Proposal:
+        """Return what was begun, once it was waited for.
+
+        Raises:
+            DrafterFault: as of `draft`.
+        """
+        assert self._lap is not None
+        return replace(self._walk.end(), ms=self._lap.ms())
+
+    def _run_block(self, caches: Caches, pos: int, pending: int) -> None:
         noise = [self._spark.noise_token_id] * (self.block_size - 1)
         self._send(self._block.inputs.given, [pending, *noise], pos)
         self._graphs.run(caches.graphs, "block", partial(self._launch_block, caches.draft))
-        return self._walk(pos, pending, choose)
-
-    def _walk(self, pos: int, pending: int, choose: ChooseDraft) -> Proposal:
-        """Choose one draft after the other on the host; each biases the row behind it."""
-        is_cuda = self._device.type == "cuda"
-        rows = torch.empty(self.block_size, self._config.vocab_size, pin_memory=is_cuda)
-        confidences = torch.empty(self.block_size, pin_memory=is_cuda)
-        ids: list[int] = []
-        for number, slot in enumerate(self._slots):
-            self._send(slot.given, [ids[-1] if ids else pending], pos + number)
-            self._graphs.run(self._walk_graphs, number, partial(self._launch_slot, number))
-            rows[number].copy_(slot.scored.logits[0], non_blocking=True)
-            confidences[number].copy_(slot.confidence[0], non_blocking=True)
-            if is_cuda:
-                torch.cuda.current_stream(self._device).synchronize()
-            row, confidence = rows[number].numpy(), float(confidences[number])
-            if not (abs(confidence) < float("inf") and bool(abs(row.sum()) < float("inf"))):
-                raise DrafterFault(f"the drafter's row {number} is not finite", param="drafter")
-            ids.append(choose(row, number, ids))
-        return Proposal(ids=tuple(ids), conf_logits=tuple(confidences.tolist()), rows=tuple(rows.numpy()))
 
     def _launch_context(self, caches: DraftCaches | None) -> None:
         assert caches is not None
@@ -246,7 +237,7 @@ class RankDrafter:
             norm_rope_write.norm_rope_rows(
                 product, stage.attention.q_norm, stage.attention.kv_norm, cos, sin, inputs.slots, rows.window,
                 eps=config.rms_norm_eps, act_fp8=contract.act_fp8, kv_fp8=contract.kv_fp8,
-                out=self._room.rounded("latent", BLOCK_ROWS, self._weights.shapes.latent), dependent=True,
+                out=self._room.rounded("latent", BLOCK_ROWS, draft.shapes.latent), dependent=True,
             )  # fmt: skip
 
     def _launch_block(self, caches: DraftCaches | None) -> None:
@@ -255,13 +246,13 @@ class RankDrafter:
         step = self._block
         step.inputs.refresh()
         rows = self._room.tensor("embedded", step.rows, self._config.hidden_size, dtype=torch.bfloat16)
-        torch.index_select(self._weights.embed, 0, step.inputs.tokens, out=rows)
+        torch.index_select(self._draft.embed, 0, step.inputs.tokens, out=rows)
         step.boundary.stream.copy_(rows[:, None].expand_as(step.boundary.stream))
         y: Tensor | None = None
         for weights, own in zip(self._draft.stages, caches.stages, strict=True):
             y = run_layer(step, y, weights, own)
         step.mix(y, self._draft.hyper_head)
-        parts = step.bf16("logits", step.boundary.x, self._weights.head)
+        parts = step.bf16("draft logits", step.boundary.x, self._draft.head)
         base = self._base.copy_(parts[0])
         for part in parts[1:]:
             base.add_(part)
@@ -285,27 +276,12 @@ class RankDrafter:
         said = room.tensor("draft collapsed rounded", count, width, dtype=torch.bfloat16).copy_(collapsed[:, 0])
         torch.mv(collapsed[:, 0].copy_(said), self._draft.confidence[:width], out=self._trusted)
 
-    def _launch_slot(self, number: int) -> None:
-        """Launch what a token says of the one behind it: its confidence, its logits and the best of them."""
-        slot, draft, config, room = self._slots[number], self._draft, self._config, self._room
-        rank = draft.markov_in.shape[1]
-        near = room.tensor("near", 1, rank, dtype=torch.bfloat16)
-        torch.index_select(draft.markov_in, 0, slot.token, out=near)
-        wide = room.tensor("near wide", 1, rank).copy_(near)
-        torch.mv(wide, draft.confidence[config.hidden_size :], out=slot.confidence)
-        slot.confidence.add_(self._trusted[number])
-        programs = config.vocab_size // markov_step.TUNING.rows
-        markov_step.markov_step(
-            self._base[number : number + 1], slot.token, draft.markov_in, draft.markov_out,
-            parts=room.tensor("markov parts", 1, programs, dtype=torch.int64), out=slot.scored, dependent=True,
-        )  # fmt: skip
-
     def _product(self, name: str, rows: RoundedRows, matrix: Fp8Matrix) -> Tensor:
         out = self._room.tensor(name, fp8_rows.tuning(matrix.n, matrix.k).splits, BLOCK_ROWS, matrix.n)
         return fp8_rows.fp8_rows(rows, matrix, out=out, dependent=True)
 
     def _taps(self, rows: int) -> Tensor:
-        return self._room.tensor("taps", rows, tap_width(self._config), dtype=torch.bfloat16)
+        return taps_of(self._room, self._config, rows)
 
     @property
     def _base(self) -> Tensor:

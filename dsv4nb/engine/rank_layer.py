@@ -14,7 +14,9 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.device_caches import EntryCache, LayerCaches
-from dsv4nb.engine.step import Inputs, Room
+from dsv4nb.engine.handover import Handover
+from dsv4nb.engine.protocol import MAX_ROWS
+from dsv4nb.engine.step import Inputs, Room, Windows
 from dsv4nb.weights.kernel_shapes import PLACES, KernelShapes
 from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer, RankLayer
 from dsv4nb_kernels import (
@@ -38,6 +40,8 @@ from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.fp8_rows import Fp8Matrix
 
+StepKey = tuple[int, int, bool]  # rows, extent, whether there is a head
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
@@ -59,8 +63,10 @@ class Step:
     Attributes:
         boundary: the residual streams and the next sublayer's input.
         spread: the same input for the experts.
+        extent: positions that it covers; 0 for rows that see the window alone.
         link: this GPU's end of a pair, whose halves of a sublayer's output meet in `mix`.
         trial: where joins are tried, while kernels are made; then the streams take this GPU's halves alone.
+        came, goes: what a span of layers begins with and what it ends with; None at the ends of the network.
     """
 
     config: ModelConfig
@@ -70,13 +76,20 @@ class Step:
     boundary: hyper_mix.Boundary
     spread: ExpertRows
     room: Room
+    extent: int = 0
     link: Link | None = None
     trial: Trial | None = None
+    came: Handover | None = None
+    goes: Handover | None = None
 
     @property
     def rows(self) -> int:
         """T."""
         return self.inputs.tokens.shape[0]
+
+    def key(self, *, has_head: bool) -> StepKey:
+        """Return what its graph is held by."""
+        return self.rows, self.extent, has_head
 
     def mix(self, y: Tensor | None, weights: hyper_mix.HyperWeights, *, for_experts: bool = False) -> None:
         """Add a sublayer's output [S, T, D] to the streams, nothing when None, and make the next one's input.
@@ -165,9 +178,9 @@ def run_experts(step: Step, y: Tensor, weights: RankLayer) -> Tensor:
 
 
 def _attend(step: Step, weights: RankAttention, caches: LayerCaches) -> Tensor:
-    config, contract, inputs, room = step.config, step.contract, step.inputs, step.room
+    contract, inputs, room = step.contract, step.inputs, step.room
     rows, shapes, eps = step.rows, step.shapes, step.config.rms_norm_eps
-    cos, sin, back = inputs.turn(is_compressed=weights.compressor is not None)
+    cos, sin, _ = inputs.turn(is_compressed=weights.compressor is not None)
     product = step.fp8("down", step.boundary.rounded, weights.down)
     latent = room.rounded("latent", rows, shapes.latent)
     norm_rope_write.norm_rope_rows(
@@ -176,19 +189,34 @@ def _attend(step: Step, weights: RankAttention, caches: LayerCaches) -> Tensor:
     )  # fmt: skip
     entries = _entries(step, latent, weights, caches)
     flat = step.fp8("query", latent, weights.query)
-    query = room.tensor("heads", rows, shapes.heads, config.head_dim, dtype=torch.bfloat16)
-    norm_rope_write.norm_rope_heads(flat, cos, sin, heads=shapes.heads, eps=eps, out=query, dependent=True)
-    window = sparse_attention.Keys(cache=caches.window, places=inputs.window)
-    places = inputs.window.shape[1] + (0 if entries is None else entries.places.shape[1])
-    mixed = room.rounded("mixed", rows, shapes.heads * config.head_dim)
-    sparse_attention.sparse_attention(
-        query, window, entries, weights.sink, cos, back, scale=config.head_dim**-0.5,
-        partials=room.partials(rows, places // PLACES, shapes.heads, config.head_dim), out=mixed, dependent=True,
-    )  # fmt: skip
+    norm_rope_write.norm_rope_heads(flat, cos, sin, heads=shapes.heads, eps=eps, out=_query(step), dependent=True)
+    mixed = mix_keys(step, weights, caches, entries)
     low = step.fp8("groups", mixed, weights.groups, shapes.groups)
     rounded = room.rounded("low", rows, weights.out.k)
     round_rows(low, act_fp8=contract.act_fp8, out=rounded, dependent=True)
     return step.fp8("attended", rounded, weights.out)
+
+
+def _query(step: Step) -> Tensor:
+    """Return room for the rows' heads: [T, H, hd]."""
+    return step.room.tensor("heads", step.rows, step.shapes.heads, step.config.head_dim, dtype=torch.bfloat16)
+
+
+def mix_keys(
+    step: Step, weights: RankAttention, caches: LayerCaches, entries: sparse_attention.Keys | None
+) -> RoundedRows:
+    """Launch the attention of the rows' heads, which are in their room, to the window and `entries`: [T, H · hd]."""
+    shapes, width, room, window = step.shapes, step.config.head_dim, step.room, step.inputs.window
+    cos, _, back = step.inputs.turn(is_compressed=weights.compressor is not None)
+    places = most = window.shape[1]
+    if entries is not None:
+        places, most = places + entries.places.shape[1], most + _most(step, caches)
+    return sparse_attention.sparse_attention(
+        _query(step), sparse_attention.Keys(cache=caches.window, places=window), entries, weights.sink, cos, back,
+        scale=width**-0.5,
+        partials=room.partials(step.rows, places // PLACES, shapes.heads, width, most=most // PLACES),
+        out=room.rounded("mixed", step.rows, shapes.heads * width), dependent=True,
+    )  # fmt: skip
 
 
 def _entries(
@@ -208,6 +236,13 @@ def _entries(
     return sparse_attention.Keys(cache=caches.compressor.entries, places=places)
 
 
+def _most(step: Step, caches: LayerCaches) -> int:
+    """Return how many entries a row of this layer may read in the longest extent."""
+    assert caches.compressor is not None
+    most = step.inputs.windows[caches.compressor.shape.ratio].most
+    return most if caches.indexer is None else min(step.config.index_topk, most)
+
+
 def _pool(step: Step, weights: RankCompressor, cache: EntryCache, rounding: compress.Rounding) -> None:
     """Write source rows, and the entries of the windows that they complete."""
     product = step.bf16("source", step.boundary.x, weights.source)
@@ -219,29 +254,49 @@ def _pool(step: Step, weights: RankCompressor, cache: EntryCache, rounding: comp
 
 
 def _pick(step: Step, latent: RoundedRows, weights: RankIndexer, cache: EntryCache) -> Tensor:
-    """Choose entries for each row: [T, index_topk] int32 ascending, -1 where a row sees fewer."""
+    """Choose entries for each row: [T, K] int32 ascending, -1 where a row sees fewer than K.
+
+    In an extent of no more than K entries the choice is all of them, and nothing is scored.
+    """
     config, inputs, room, rows = step.config, step.inputs, step.room, step.rows
     cos, sin, _ = inputs.turn(is_compressed=True)
-    heads, visible = step.shapes.index_heads, inputs.windows[cache.shape.ratio].visible
+    heads, windows = step.shapes.index_heads, inputs.windows[cache.shape.ratio]
+    if windows.places is not None:
+        return windows.places
     flat = step.fp8("index query", latent, weights.query)
     query = room.tensor("index heads", rows, heads, config.index_head_dim, dtype=torch.bfloat16)
     index_rows.index_rows(flat, cos, sin, heads=heads, index_fp4=step.contract.index_fp4, out=query, dependent=True)
     shares = step.bf16("index shares", step.boundary.x, weights.heads)
-    count = cache.entries.shape[0]
-    scores = room.tensor("scores", rows, count)
-    index_scores.index_scores(query, cache.entries, shares, visible, out=scores, dependent=True)
-    rounds = top_entries.TUNING.rounds(count, config.index_topk)[:-1]
-    scratch = top_entries.Scratch(
-        rounds=tuple(
-            (
-                room.tensor(f"top keys {i}", rows, each.blocks * each.kept, dtype=torch.int32),
-                room.tensor(f"top entries {i}", rows, each.blocks * each.kept, dtype=torch.int32),
-            )
-            for i, each in enumerate(rounds)
-        )
+    keys, scores = cache.entries[: windows.entries], _scores(step, windows)
+    index_scores.index_scores(query, keys, shares, windows.visible, out=scores, dependent=True)
+    return choose(step, windows)
+
+
+def _scores(step: Step, windows: Windows) -> Tensor:
+    """Return room for what each row gives each entry: [T, E]."""
+    return step.room.part("scores", MAX_ROWS * windows.most, step.rows, windows.entries)
+
+
+def choose(step: Step, windows: Windows) -> Tensor:
+    """Launch the choice of the best scores, which are in their room: [T, K] int32."""
+    k = min(step.config.index_topk, windows.entries)
+    scratch = _scratch(step.room, step.rows, windows.entries, windows.most, k)
+    picked = step.room.tensor("picked", step.rows, k, dtype=torch.int32)
+    return top_entries.top_entries(
+        _scores(step, windows), windows.visible, k, scratch=scratch, out=picked, dependent=True
     )
-    picked = room.tensor("picked", rows, config.index_topk, dtype=torch.int32)
-    return top_entries.top_entries(scores, visible, config.index_topk, scratch=scratch, out=picked, dependent=True)
+
+
+def _scratch(room: Room, rows: int, count: int, most: int, k: int) -> top_entries.Scratch:
+    """Return room between the rounds of a choice among `count` entries, in that of one among `most`."""
+    cut, made = top_entries.TUNING, []
+    for i, (each, longest) in enumerate(zip(cut.rounds(count, k)[:-1], cut.rounds(most, k), strict=False)):
+        left, room_for = each.blocks * each.kept, MAX_ROWS * longest.blocks * longest.kept
+        keys, entries = (
+            room.part(f"top {what} {i}", room_for, rows, left, dtype=torch.int32) for what in ("keys", "entries")
+        )
+        made.append((keys, entries))
+    return top_entries.Scratch(rounds=tuple(made))
 
 
 def _mix_experts(step: Step, weights: RankExperts) -> Tensor:

@@ -63,13 +63,14 @@ class RotaryTable:
 
     def at(self, start: int, stop: int, step: int = 1) -> Turn:
         """Return the angles of positions start, start + step, … before `stop`."""
-        while self._table.cos.shape[0] < stop:
-            self._extend()
+        if self._table.cos.shape[0] < stop:
+            self._extend(stop)
         return Turn(self._table.cos[start:stop:step], self._table.sin[start:stop:step])
 
-    def _extend(self) -> None:
-        start = self._table.cos.shape[0]
-        angle = torch.outer(torch.arange(start, start + ROWS, dtype=torch.float32), self._frequencies)
-        cos, sin = angle.cos(), angle.sin()
-        block = Turn(cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2))
-        self._table = Turn(*(torch.cat(pair) for pair in zip(self._table, block, strict=True)))
+    def _extend(self, stop: int) -> None:
+        blocks = [self._table]
+        for start in range(self._table.cos.shape[0], stop, ROWS):
+            angle = torch.outer(torch.arange(start, start + ROWS, dtype=torch.float32), self._frequencies)
+            cos, sin = angle.cos(), angle.sin()
+            blocks.append(Turn(cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)))
+        self._table = Turn(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))

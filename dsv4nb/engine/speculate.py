@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from dsv4nb.config import SpecConfig
+from dsv4nb.config import SamplerConfig, SpecConfig
 from dsv4nb.engine.accept import Plan, plan
-from dsv4nb.engine.protocol import ChooseDraft, Engine, Proposal, Row
+from dsv4nb.engine.plain_choice import GREEDY, PlainChoice
+from dsv4nb.engine.protocol import MAX_ROWS, ChooseDraft, DecodeState, Engine, Proposal, Row, Verified
 from dsv4nb.events import TokenLogprob
 from dsv4nb.rounds import Costs
 
@@ -36,6 +36,16 @@ class Choice:
 class Judge(Protocol):
     """Chooses tokens. `ahead` are the drafts between the pending token, which counts as said, and the row."""
 
+    @property
+    def drafts_by(self) -> SamplerConfig | None:
+        """The sampler that alone is `draft`; None where it is more."""
+        ...
+
+    @property
+    def decides_by(self) -> SamplerConfig | None:
+        """The sampler that alone chooses in `decide`; None where more does."""
+        ...
+
     def draft(self, row: Row, position: int, ahead: Sequence[int]) -> int:
         """Choose a draft from the drafter's row, for `position`."""
         ...
@@ -50,6 +60,10 @@ class Judge(Protocol):
         Args:
             draft: what was drafted for it, None behind the last draft.
         """
+        ...
+
+    def told(self, token: int, rows: Sequence[Row], place: int) -> Choice:
+        """Return what is told of a token that the engine chose from a row."""
         ...
 
     def is_end(self, token: int) -> bool:
@@ -72,8 +86,14 @@ class Line(Protocol):
 
     def draft(self, pending: int, choose: ChooseDraft) -> Proposal: ...
 
-    def verify(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Run rows from `pos` on without committing them: [T, V]."""
+    def draft_and_verify(
+        self, pending: int, rows: int, drafts_by: SamplerConfig, config: SamplerConfig
+    ) -> tuple[Proposal, Verified] | None:
+        """Draft, and run so many rows of pending token and drafts; None where that is to be done one by one."""
+        ...
+
+    def verify(self, tokens: Sequence[int], config: SamplerConfig | None) -> Verified:
+        """Run rows from `pos` on without committing them; `config` may be chosen by at once."""
         ...
 
 
@@ -83,14 +103,14 @@ class Played:
 
     Attributes:
         choices: what the model chose, row by row: the accepted drafts, then the token behind them.
-        rows: [T, V] of the verify forward.
+        verified: the rows of the verify forward.
         draft_ms, verify_ms: what drafting, and the forward with the choices, took.
     """
 
     proposal: Proposal
     plan: Plan
     choices: tuple[Choice, ...]
-    rows: npt.NDArray[np.float32] = field(repr=False)
+    verified: Verified = field(repr=False)
     draft_ms: float
     verify_ms: float
 
@@ -110,13 +130,13 @@ def play(
         tokens_left: that the reply may still have, one at least. With one there is nothing to draft for.
 
     Raises:
-        DrafterFault: the drafter computes no numbers; nothing was run.
+        DrafterFault: the drafter computes no numbers; no rows are pending.
         EngineError: of the forward, or a row cannot be chosen from.
     """
     start, began = line.pos, time.perf_counter()
-    proposal = Proposal(ids=())
+    proposal, found = Proposal(ids=()), None
     if tokens_left > 1 and line.room > 1 and config.depth != 1:
-        proposal = line.draft(pending, lambda row, slot, ahead: judge.draft(row, start + 1 + slot, ahead))
+        proposal, found = _drafted(line, pending, judge, config, tokens_left)
     drafts = proposal.ids
     bound = plan(
         config,
@@ -127,13 +147,18 @@ def play(
         room=line.room,
         tokens_left=tokens_left,
     )
-    drafted = time.perf_counter()
+    drafted = time.perf_counter() if proposal.ms is None else began + 1e-3 * proposal.ms
     verified = drafts[: bound.t_batch - 1]
-    rows = line.verify((pending, *verified))
+    if found is None:
+        found = line.verify((pending, *verified), judge.decides_by)
+    assert len(found.rows) == bound.t_batch, bound
     choices: list[Choice] = []
     for i in range(len(verified) + 1):
-        draft = verified[i] if i < len(verified) else None
-        choices.append(judge.decide(rows[i], start + 1 + i, verified[:i], draft))
+        draft, token = verified[i] if i < len(verified) else None, found.token(i)
+        if token is None:
+            choices.append(judge.decide(found.rows[i], start + 1 + i, verified[:i], draft))
+        else:
+            choices.append(judge.told(token, found.rows, i))
         token = choices[-1].token
         if token != draft or judge.is_end(token):
             break
@@ -141,10 +166,38 @@ def play(
         proposal=proposal,
         plan=bound,
         choices=tuple(choices),
-        rows=rows,
+        verified=found,
         draft_ms=1e3 * (drafted - began),
         verify_ms=1e3 * (time.perf_counter() - drafted),
     )
+
+
+def _drafted(
+    line: Line, pending: int, judge: Judge, config: SpecConfig, tokens_left: int
+) -> tuple[Proposal, Verified | None]:
+    """Draft, and run the rows of the round at once where nothing has to be known of the drafts before."""
+    drafts_by, decides_by = judge.drafts_by, judge.decides_by
+    if config.window == "off" and drafts_by is not None and decides_by is not None:
+        rows = min(config.depth or MAX_ROWS, line.room, tokens_left)
+        if (both := line.draft_and_verify(pending, rows, drafts_by, decides_by)) is not None:
+            return both
+    return line.draft(pending, _draft_choice(judge, line.pos + 1)), None
+
+
+def _draft_choice(judge: Judge, first: int) -> ChooseDraft:
+    """The judge's choice of drafts, of which that in slot 0 stands at `first`."""
+    if judge.drafts_by is not None:
+        return PlainChoice(config=judge.drafts_by, first=first)
+    return lambda row, slot, ahead: judge.draft(row, first + slot, ahead)
+
+
+def run_rows(engine: Engine, state: DecodeState, tokens: Sequence[int], config: SamplerConfig | None) -> Verified:
+    """Run rows without committing them, and choose from them by `config` where there is one and the engine can."""
+    draw = None if config is None else getattr(engine, "draw_rows", None)
+    if draw is None:
+        return Verified(rows=tuple(engine.forward_rows(state, tokens)))
+    drawn: Verified = draw(state, tokens, config)
+    return drawn
 
 
 class Speculator:
@@ -194,11 +247,11 @@ def measure(engine: Engine) -> Costs:
         engine.prefill(state, [0] * min(_PROMPT, engine.max_seq // 2))
         for _ in range(_REPEATS):
             began = time.perf_counter()
-            engine.draft(state, 0, lambda row, slot, ahead: int(row.argmax()))
+            engine.draft(state, 0, PlainChoice(config=GREEDY, first=state.pos + 1))
             drafting.append(time.perf_counter() - began)
             for width in widths:
                 began = time.perf_counter()
-                engine.forward_rows(state, [0] * width)
+                run_rows(engine, state, [0] * width, GREEDY)
                 verifying[width].append(time.perf_counter() - began)
             engine.forward_rows(state, [0])
             engine.commit(state, 1)

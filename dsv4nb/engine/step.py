@@ -6,6 +6,8 @@ counts and angles follow from them there, so that a captured graph runs at any p
 
 from __future__ import annotations
 
+import math
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
-from dsv4nb.engine.cache import window_rows
+from dsv4nb.engine.cache import whole_blocks, window_rows
+from dsv4nb.engine.protocol import MAX_ROWS
 from dsv4nb.engine.rope import RotaryTable
 from dsv4nb.weights.kernel_shapes import PLACES, filled
 from dsv4nb_kernels._rounded_rows import RoundedRows
@@ -47,23 +50,41 @@ class Turns:
 class Windows:
     """What the compressors of one ratio do with the rows of a step.
 
+    Args:
+        max_seq: positions of the longest sequence.
+        picked: entries that an indexer picks for a row; None where a row reads all that it sees.
+
     Attributes:
         visible: [T] int32, entries that each row may see.
         turn: [3, T, rd], angles of the entry that each row would end.
-        places: [T, N] int32, all entries that a row sees, -1 beyond them; None where an indexer picks.
+        entries: of the extent, in whole blocks; most: of the longest sequence.
+        places: [T, N] int32, all entries that a row sees, -1 beyond them up to the extent's end; None where an indexer
+            picks some of them.
     """
 
-    def __init__(self, ratio: int, rows: int, entries: int, turn: Tensor, *, is_picked: bool) -> None:
+    def __init__(self, ratio: int, rows: int, max_seq: int, turn: Tensor, *, picked: int | None) -> None:
         device = turn.device
-        self._ratio = ratio
+        self._ratio, self._picked = ratio, picked
+        self.entries = self.most = whole_blocks(max_seq // ratio)
         self._first = torch.empty(rows, dtype=torch.int32, device=device)
         self.visible = torch.empty(rows, dtype=torch.int32, device=device)
         self.turn = torch.empty(3, rows, turn.shape[2], device=device)
-        self.places: Tensor | None = None
-        if not is_picked:
-            self._numbers = torch.arange(filled(entries, PLACES), dtype=torch.int32, device=device)
-            self._hidden = torch.empty(rows, len(self._numbers), dtype=torch.bool, device=device)
-            self.places = torch.empty(rows, len(self._numbers), dtype=torch.int32, device=device)
+        most = max_seq // ratio if picked is None else min(max_seq // ratio, picked)
+        self._numbers = torch.arange(_columns(most), dtype=torch.int32, device=device)
+        self._hidden = torch.empty(rows, len(self._numbers), dtype=torch.bool, device=device)
+        self._places = torch.empty(rows, len(self._numbers), dtype=torch.int32, device=device)
+        self.places = self._places if most == max_seq // ratio else None
+
+    def at(self, extent: int) -> Windows:
+        """Return the same for a shorter extent, in the same memory."""
+        shorter = copy(self)
+        shorter.entries = whole_blocks(extent // self._ratio)
+        if self._picked is None or extent // self._ratio <= self._picked:
+            rows, count = len(self._places), _columns(extent // self._ratio)
+            shorter._numbers = self._numbers[:count]
+            shorter._hidden = self._hidden.view(-1)[: rows * count].view(rows, count)
+            shorter.places = self._places.view(-1)[: rows * count].view(rows, count)
+        return shorter
 
     def refresh(self, positions: Tensor, turn: Tensor) -> None:
         """Launch what makes them anew for other positions."""
@@ -77,12 +98,18 @@ class Windows:
             self.places.copy_(self._numbers).masked_fill_(self._hidden, -1)
 
 
+def _columns(entries: int) -> int:
+    """Return the places of a list of so many entries: whole splits, one at least."""
+    return filled(max(entries, 1), PLACES)
+
+
 class Inputs(Protocol):
     """Where the rows of a step stand and what they see, as a layer asks for it; see `StepInputs`."""
 
     given: Tensor
     position: Tensor
     tokens: Tensor
+    positions: Tensor
     slots: Tensor
     window: Tensor
     windows: dict[int, Windows]
@@ -116,8 +143,15 @@ class StepInputs:
         self._plain, self._compressed = (torch.empty(3, rows, config.qk_rope_head_dim, device=device) for _ in range(2))
         ratios = sorted(set(config.compress_ratios[: config.num_hidden_layers]) - {0})
         self.windows = {
-            ratio: Windows(ratio, rows, max_seq // ratio, turns.compressed, is_picked=ratio == 4) for ratio in ratios
+            ratio: Windows(ratio, rows, max_seq, turns.compressed, picked=config.index_topk if ratio == 4 else None)
+            for ratio in ratios
         }
+
+    def at(self, extent: int) -> StepInputs:
+        """Return the inputs of the same rows in the same memory, for forwards of a shorter extent."""
+        shorter = copy(self)
+        shorter.windows = {ratio: windows.at(extent) for ratio, windows in self.windows.items()}
+        return shorter
 
     def turn(self, *, is_compressed: bool) -> Tensor:
         """Return the angles of the rows: [3, T, rd]."""
@@ -143,12 +177,21 @@ class Room:
         self._device = device
         self._held: dict[tuple[object, ...], Tensor] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them; any thread may ask."""
+        return sum(held.nbytes for held in list(self._held.values()))
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the tensor of that name, with anything in it."""
         key = (name, shape, dtype)
         if key not in self._held:
             self._held[key] = torch.zeros(shape, dtype=dtype, device=self._device)
         return self._held[key]
+
+    def part(self, name: str, most: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a tensor at the beginning of a piece of `most` elements, which widths and extents share."""
+        return self.tensor(name, most, dtype=dtype)[: math.prod(shape)].view(shape)
 
     def rounded(self, name: str, rows: int, width: int) -> RoundedRows:
         """Return room for rows that a product reads."""
@@ -158,10 +201,11 @@ class Room:
             scales=self.tensor(f"{name}.scales", *empty.scales.shape, dtype=empty.scales.dtype),
         )
 
-    def partials(self, rows: int, splits: int, heads: int, width: int) -> Partials:
-        """Return room between the two kernels of the attention."""
+    def partials(self, rows: int, splits: int, heads: int, width: int, *, most: int) -> Partials:
+        """Return room between the two kernels of the attention, of rows that have up to `most` splits elsewhere."""
+        count = MAX_ROWS * most * heads
         return Partials(
-            mixed=self.tensor("mixed", rows, splits, heads, width),
-            tops=self.tensor("tops", rows, splits, heads),
-            totals=self.tensor("totals", rows, splits, heads),
+            mixed=self.part("mixed", count * width, rows, splits, heads, width),
+            tops=self.part("tops", count, rows, splits, heads),
+            totals=self.part("totals", count, rows, splits, heads),
         )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from dsv4nb.engine.free_memory import free_host_bytes, largest_session
+from dsv4nb.engine.memory import Roomy
 from dsv4nb.engine.protocol import Engine
 from dsv4nb.errors import ModelClosed, RequestError
 from dsv4nb.events import Timings, TokenLogprob
@@ -25,7 +27,6 @@ from dsv4nb.session.request import (
     refuse_unknown,
     segments_of,
 )
-from dsv4nb.session.room import free_host_bytes, largest_session
 from dsv4nb.session.server import Server
 from dsv4nb.session.waiting import Past, Waiting
 from dsv4nb.stream.ticket import Ticket
@@ -160,7 +161,10 @@ class Handle:
 
     def largest_session(self) -> int:
         """Return how many positions one more session can have in the memory that is free now, at most `max_seq`."""
-        return largest_session(self.engine.state_bytes, self.max_seq, free_host_bytes())
+        engine = self.engine
+        if isinstance(engine, Roomy):
+            return engine.largest_session()
+        return largest_session(engine.state_bytes, self.max_seq, free_host_bytes())
 
     @property
     def queue(self) -> list[Waiting]:

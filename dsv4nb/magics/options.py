@@ -208,8 +208,14 @@ NOTEBOOK: Table = {
 LOAD: Table = {
     "model": (
         Option("--max-seq", int, "N", "the longest sequence, prompt and reply together"),
-        Option("--devices", str, "NAMES", "cpu, the id of a GPU, or of two, as 0,1", choices=("cpu", "0", "0,1")),
-        Option("--placement", str, "NAME", "how two GPUs share the model", choices=("tensor",)),
+        Option("--devices", str, "NAMES", "cpu, the id of a GPU, or of several, as 0,1", choices=("cpu", "0", "0,1")),
+        Option(
+            "--placement",
+            str,
+            "NAME",
+            "how several GPUs share the model: every layer, or some layers each",
+            choices=("tensor", "pipeline"),
+        ),
         Option("--contract", str, "NAME", "roundings of the arithmetic, instead of those it was published with"),
         Option(
             "--encoding",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dsv4nb.encoding.grammar import Matcher, compile_constraint
 from dsv4nb.engine.logprobs import logprob_of
+from dsv4nb.engine.plain_choice import GREEDY, can_draw
 from dsv4nb.engine.processors import Mask, Processor
 from dsv4nb.engine.protocol import Row
 from dsv4nb.engine.rejection import Drawn, decide, draw
@@ -22,6 +23,9 @@ class Chooser:
 
     Args:
         vocab_size: of the network's rows.
+
+    Attributes:
+        drafts_by, decides_by: the sampler, where it alone makes a draft or a token; see `Judge`.
     """
 
     def __init__(self, request: Request, tokens: ChatTokens, vocab_size: int) -> None:
@@ -34,6 +38,10 @@ class Chooser:
         spec = request.spec
         self._draws_drafts = spec is not None and spec.mode == "rejection" and not request.config.is_greedy
         self._is_coupled = spec is None or spec.proposal == "coupled"
+        sees_rows = self._matcher is not None or not self._processor.is_neutral or self._draws_drafts
+        plain = request.config if can_draw(request.config) and not sees_rows else None
+        self.drafts_by = plain if plain is None or self._is_coupled else GREEDY
+        self.decides_by = plain
         self._drawn: list[Drawn] = []  # drafts of the round, in rejection mode
         self._masks: list[Mask] = []  # along the drafts of the round
 
@@ -89,6 +97,10 @@ class Chooser:
         processed = self._processor.apply(row, ahead, mask)
         drawn = None if draft is None else self._drawn[len(ahead)]
         return self._told(row, decide(processed, self._config, position, drawn))
+
+    def told(self, token: int, rows: Sequence[Row], place: int) -> Choice:
+        """Return what is told of a token that the engine chose; see `Judge`. Only then is its row looked at."""
+        return Choice(token=token) if self._n_logprobs is None else self._told(rows[place], token)
 
     def is_end(self, token: int) -> bool:
         """Whether `token` ends the reply."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from dsv4nb.engine.protocol import ChooseDraft, DecodeState, Engine, Proposal, Row
+from dsv4nb.config import SamplerConfig
+from dsv4nb.engine.protocol import ChooseDraft, DecodeState, Engine, Proposal, Row, Verified
+from dsv4nb.engine.speculate import run_rows
 from dsv4nb.session.prefixes import Prefixes
 from dsv4nb.session.reuse import Decision, anchor_length
 
@@ -51,7 +50,8 @@ class Live:
         self.decision = _afresh(prompt) if self._start is None else self._start.decision
         self._engine, self._prompt, self._prefixes, self._ledger = engine, prompt, prefixes, ledger
         self._state: DecodeState | None = None
-        self._row: Row | None = None
+        self._rows: Sequence[Row] = ()  # of the last forward; to look at one may mean to copy it from a device
+        self._place = 0  # the row behind the ids
 
     @property
     def n_prompt(self) -> int:
@@ -83,52 +83,65 @@ class Live:
         if self._prefixes is None or self._start is None:
             self._state = self._engine.new_state()
         else:
-            self._state, ids, self._row = self._prefixes.resume(self._engine, self._start)
-            self.ids = list(ids)
+            self._state, ids, row = self._prefixes.resume(self._engine, self._start)
+            self.ids, self._rows = list(ids), () if row is None else (row,)
         state = self._state
         for stop in self._stops(n_prompt, keep_at):
             done = len(self.ids)
             try:
-                self._row = self._engine.prefill(
+                prefilled = self._engine.prefill(
                     state,
                     prompt[done:stop],
                     should_stop=should_stop,
                     on_progress=lambda n, _, done=done: on_progress(done + n),  # type: ignore[misc]
-                ).logits
+                )
+                self._rows = (prefilled.logits,)
             finally:
                 self.ids += prompt[done : state.pos]  # as many as were committed
             if stop < n_prompt:
                 self._mark()
-        assert self._row is not None
-        return self._row
+        return self._rows[self._place]
 
     @property
     def room(self) -> int:
         """Rows that fit behind the committed ones."""
         return self._engine.max_seq - len(self.ids)
 
-    def step(self, token: int) -> Row:
-        """Commit `token`; return the row that predicts the one behind it."""
-        row: Row = self.verify((token,))[0]
-        self.commit((token,), row)
-        return row
+    def step(self, token: int, config: SamplerConfig | None = None) -> Verified:
+        """Commit `token`; return the row that predicts the one behind it, and what `config` may choose from it."""
+        verified = self.verify((token,), config)
+        self.commit((token,), verified.rows)
+        return verified
 
     def draft(self, pending: int, choose: ChooseDraft) -> Proposal:
         """Draft what may follow `pending`, which stands at `pos`."""
         assert self._state is not None
         return self._engine.draft(self._state, pending, choose)
 
-    def verify(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Run `tokens` from `pos` on without committing them: [T, V]."""
+    def draft_and_verify(
+        self, pending: int, rows: int, drafts_by: SamplerConfig, config: SamplerConfig
+    ) -> tuple[Proposal, Verified] | None:
+        """Draft behind `pending` and run rows without waiting in between, None where the engine cannot."""
         assert self._state is not None
-        return self._engine.forward_rows(self._state, tokens)
+        run = getattr(self._engine, "draft_and_draw", None)
+        if run is None:
+            return None
+        self._rows = ()
+        both: tuple[Proposal, Verified] = run(self._state, pending, rows, drafts_by=drafts_by, config=config)
+        return both
 
-    def commit(self, tokens: Sequence[int], row: Row) -> None:
-        """Keep the first of the rows that were run, those of `tokens`; `row` is the last one's."""
+    def verify(self, tokens: Sequence[int], config: SamplerConfig | None = None) -> Verified:
+        """Run `tokens` from `pos` on without committing them, and choose by `config` where the engine can."""
+        assert self._state is not None
+        self._rows = ()  # rows that are held would be copied from their device
+        return run_rows(self._engine, self._state, tokens, config)
+
+    def commit(self, tokens: Sequence[int], rows: Sequence[Row]) -> None:
+        """Keep the first of the rows that were run, those of `tokens`."""
         assert self._state is not None
         self._engine.commit(self._state, len(tokens))
         self.ids += tokens
-        self._row = row
+        self._rows, self._place = rows, len(tokens) - 1
 
     def keep(self) -> None:
         """The run ended well: later ones may go on from its end and from the marks on its way."""
@@ -158,7 +171,8 @@ class Live:
 
     def _mark(self) -> None:
         assert self._prefixes is not None and self._state is not None
-        self._prefixes.mark(self._engine, self._state, self.ids, self._row)
+        row = self._rows[self._place].copy() if self._rows else None  # alone: the others of its forward are let go
+        self._prefixes.mark(self._engine, self._state, self.ids, row)
 
 
 def _afresh(prompt: Sequence[int]) -> Decision:

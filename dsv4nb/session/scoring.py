@@ -72,11 +72,11 @@ def score(
             if should_stop():
                 break
             some = ids[first : first + MAX_ROWS]
-            rows = live.verify(some)
+            rows = live.verify(some).rows
             for token, before in zip(some, (row, *rows[:-1]), strict=True):
                 told.append(logprob_of(before, token, n))
             row = rows[-1]
-            live.commit(some, row)
+            live.commit(some, rows)
     except Cancelled:
         pass
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dsv4nb.engine.accept import sigmoid
 from dsv4nb.engine.logprobs import margin_of, probability_of
-from dsv4nb.engine.protocol import Row
+from dsv4nb.engine.protocol import Proposal, Row, Verified
 from dsv4nb.engine.speculate import Choice, Played, Speculator, play
 from dsv4nb.errors import DrafterFault
 from dsv4nb.events import Draft, Placed, Round, Route, StopReason, TokenLogprob
@@ -72,8 +72,12 @@ class Speaking:
                 self._speculator.fault = str(error)
                 self._give_up(str(error))
         began = time.perf_counter()
-        row = self._live.step(self._pending)
-        self._take(self._chooser.choose(row, self._live.pos))
+        verified = self._live.step(self._pending, self._chooser.decides_by)
+        if (token := verified.token(0)) is None:
+            self._take(self._chooser.choose(verified.rows[0], self._live.pos))
+        else:
+            self._chooser.push(token)
+            self._take(self._chooser.told(token, verified.rows, 0))
         self._speculator.saw_plain(1e3 * (time.perf_counter() - began))
 
     def _take(self, choice: Choice) -> None:
@@ -94,7 +98,7 @@ class Speaking:
         deciding = time.perf_counter()
         # as in single steps, the token that ended the reply is not run
         kept = (pending, *tokens[: min(end, len(tokens) - 1)])
-        live.commit(kept, played.rows[len(kept) - 1])
+        live.commit(kept, played.verified.rows)
         if end == len(tokens):
             for token in tokens:
                 self._chooser.push(token)
@@ -144,7 +148,7 @@ class Speaking:
             logit = proposal.conf_logits[i] if proposal.conf_logits else None
             confidence = None if logit is None else sigmoid(logit)
             survival *= confidence or 0.0
-            row = proposal.rows[i] if proposal.rows else None
+            margin, q = _shown(proposal, i)
             is_run = i < played.plan.t_batch - 1
             drafts.append(
                 Draft(
@@ -154,9 +158,9 @@ class Speaking:
                     conf_logit=logit,
                     conf=confidence,
                     survival=None if logit is None else survival,
-                    margin=None if row is None else margin_of(row),
-                    q=None if row is None else probability_of(row, token),
-                    p=probability_of(played.rows[i], token) if is_run else None,
+                    margin=margin,
+                    q=q,
+                    p=_p(played.verified, i, token) if is_run else None,
                     target_choice=tokens[i] if i < len(tokens) else None,
                     status=_status(i, token, tokens, end, is_run=is_run),
                 )
@@ -168,6 +172,21 @@ class Speaking:
 
     def _text(self, token: int) -> str:
         return self._tokens.token_bytes(token).decode("utf-8", "replace")
+
+
+def _shown(proposal: Proposal, place: int) -> tuple[float | None, float | None]:
+    """How clearly the drafter's best stands out, and how likely it found its draft; None where it does not say."""
+    if proposal.margins:
+        return proposal.margins[place], proposal.probs[place]
+    if not proposal.rows:
+        return None, None
+    row = proposal.rows[place]
+    return margin_of(row), probability_of(row, proposal.ids[place])
+
+
+def _p(verified: Verified, place: int, draft: int) -> float:
+    """How likely the model found a draft."""
+    return verified.probs[place] if verified.probs else probability_of(verified.rows[place], draft)
 
 
 def _status(place: int, draft: int, tokens: Sequence[int], end: int | None, *, is_run: bool) -> DraftStatus:

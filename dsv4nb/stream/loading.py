@@ -17,7 +17,12 @@ LoadState = Literal["loading", "cancelling", "loaded", "cancelled", "failed"]
 SAMPLE_S = 0.25  # between two readings that the rate is of
 WINDOW_S = 10.0  # that the rate looks back on: shards differ, and a cache of the disk ends
 
-PHASES = {"headers": "reading headers", "weights": "reading weights", "engine": "making the engine ready"}
+PHASES = {
+    "headers": "reading headers",
+    "weights": "reading weights",
+    "engine": "making the engine ready",
+    "warming": "warming up",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,8 @@ class DraftedEngine:
         self._engine, self._drafter = engine, drafter
 
     def __getattr__(self, name: str) -> Any:
+        if name == "draft_and_draw":
+            raise AttributeError(name)  # it would draft by the engine's own
         return getattr(self._engine, name)
 
     @property

@@ -10,7 +10,8 @@ rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -24,14 +25,17 @@ from dsv4nb.weights.packing import unpack_fp4, unpack_fp8
 from dsv4nb_kernels import bf16_rows as bf16_kernel
 from dsv4nb_kernels import fp8_rows as fp8_kernel
 from dsv4nb_kernels._best import Scored
+from dsv4nb_kernels._draw_rules import Settings, Stages
 from dsv4nb_kernels._expert_weights import DownWeights, UpWeights, unpack_down, unpack_up
 from dsv4nb_kernels._peer import Link
 from dsv4nb_kernels._rounded_rows import BLOCK, RoundedRows
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
+from dsv4nb_kernels.draw import Drawn
 from dsv4nb_kernels.fp8_rows import Fp8Matrix
 from dsv4nb_kernels.hyper_mix import Boundary, HyperWeights
 from dsv4nb_kernels.reference import (
     compress,
+    draw,
     expert_up,
     hyper_mix,
     index_rows,
@@ -59,7 +63,7 @@ def twin_kernels() -> Iterator[None]:
     twins = _Twins()
     with ExitStack() as stack:
         for name in (
-            *("bf16_rows", "compress", "expert_down", "expert_up", "fp8_rows", "hyper_mix", "index_rows"),
+            *("bf16_rows", "compress", "draw", "expert_down", "expert_up", "fp8_rows", "hyper_mix", "index_rows"),
             *("index_scores", "markov_step", "route", "sparse_attention", "top_entries"),
         ):
             stack.enter_context(patch(f"dsv4nb_kernels.{name}.{name}", getattr(twins, name)))
@@ -69,7 +73,7 @@ def twin_kernels() -> Iterator[None]:
             stack.enter_context(patch(target, twin))
         for module in (rank_layer, rank_drafter):
             stack.enter_context(patch.object(module, "round_rows", twins.round_rows))
-        stack.enter_context(patch("dsv4nb_kernels.peer_join.launch", twins.push))
+        stack.enter_context(patch("dsv4nb_kernels.peer_join.launch", twins.join))
         yield
 
 
@@ -77,13 +81,21 @@ class _Twins:
     """The calls, as the kernels are called; `dependent` and `scratch` mean nothing here."""
 
     def __init__(self) -> None:
-        self._matrices: dict[int, Any] = {}  # of the packed ones, by the address of their words
+        self._matrices: dict[tuple[int, int], Any] = {}  # of the packed ones, by their words' address and number
         self._spread: dict[int, Tensor] = {}  # what `hyper_mix` left for the experts, by the address of its room
         self._pushed: dict[int, Tensor] = {}  # the other GPU's half of a sum, by the address that it is pushed to
 
-    def push(self, parts: Tensor, link: Link, *, takes: bool) -> None:
-        assert not takes and link.theirs.words.data_ptr() not in self._pushed, "a half that nobody took"
+    def join(
+        self, parts: Tensor, link: Link, *, out: Tensor | None = None, pushes: bool = True, takes: bool = True
+    ) -> Tensor | None:
+        """Push or take, as one CPU that stands for both GPUs does them in turn."""
+        assert pushes != takes
+        if takes:
+            found = peer_join.peer_join(parts, self._pushed.pop(link.mine.words.data_ptr()))
+            return found if out is None else out.copy_(found)
+        assert link.theirs.words.data_ptr() not in self._pushed, "a half that nobody took"
         self._pushed[link.theirs.words.data_ptr()] = parts.sum(0, keepdim=True)
+        return None
 
     def fp8_rows(
         self, rows: RoundedRows, matrix: Fp8Matrix, *, groups: int = 1, out: Tensor, dependent: bool = False
@@ -328,11 +340,42 @@ class _Twins:
             room.copy_(value)
         return out
 
+    def draw(
+        self,
+        logits: Tensor,
+        settings: Settings,
+        stages: Stages,
+        *,
+        scratch: object,
+        out: Drawn,
+        dependent: bool = False,
+    ) -> Drawn:
+        rules = [_rule(*line) for line in zip(settings.numbers.tolist(), settings.whole.tolist(), strict=True)]
+        assert stages.covers(Stages.of(rules)), (stages, rules)
+        for room, value in zip(out, draw.draw(logits, rules), strict=True):
+            room.copy_(value)
+        return out
+
     def held(self, words: Tensor, unpack: Any) -> Any:
-        address = words.data_ptr()
+        address = words.data_ptr(), words.numel()  # a matrix may be the first rows of another one
         if address not in self._matrices:
             self._matrices[address] = words, unpack()  # as long as the words are held, nothing else stands there
         return self._matrices[address][1]
+
+
+def _rule(numbers: Sequence[float], whole: Sequence[int]) -> draw.Rule:
+    """What a row asks for, of its lines in `Settings`."""
+    temperature, top_p, low, *_, is_greedy, _ = numbers
+    top_k, seed, position, stream = whole
+    return draw.Rule(
+        temperature=0.0 if is_greedy else temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=math.exp(low),
+        seed=seed % (1 << 64),
+        position=position,
+        stream=stream,
+    )
 
 
 def _unpacked_up(up: UpWeights) -> Tensor:

@@ -9,19 +9,20 @@ from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.weights.kernel_layout import StoredBlock, pack_hyper
-from dsv4nb.weights.kernel_shapes import STEP_ROWS
+from dsv4nb.weights.kernel_shapes import STEP_ROWS, KernelShapes
 from dsv4nb.weights.rank_store import RankDraft, RankLayer
 from dsv4nb_kernels import fp8_rows, markov_step
+from dsv4nb_kernels.bf16_rows import Bf16Matrix
 
 RANKS = (16, 32, 64, 128, 256, 512)  # of the Markov head
 _NAN_CODE = 0x7F  # e4m3, without its sign
 _NAN_SCALE = 0xFF  # e8m0
 
 
-def draft_limit(config: ModelConfig, ranks: int) -> str:
-    """Return why the kernels of so many ranks cannot run a drafter of these sizes, "" when they can."""
+def draft_limit(config: ModelConfig) -> str:
+    """Return why the kernels cannot run a drafter of these sizes, "" when they can."""
     assert config.dspark is not None
-    size, rank, cut = config.dspark.block_size, config.dspark.markov_rank, markov_step.TUNING.rows * ranks
+    size, rank, cut = config.dspark.block_size, config.dspark.markov_rank, markov_step.TUNING.rows
     if size > STEP_ROWS:
         return f"dspark_block_size is {size}; the GPU engine drafts up to {STEP_ROWS}"
     if rank not in RANKS:
@@ -43,12 +44,22 @@ def not_a_number(name: str, stored: Tensor) -> str:
     return f"{whose} is not finite" if is_bad else ""
 
 
-def pack_draft(first: StoredBlock, last: StoredBlock, stages: Sequence[RankLayer], config: ModelConfig) -> RankDraft:
+def pack_draft(
+    first: StoredBlock,
+    last: StoredBlock,
+    stages: Sequence[RankLayer],
+    config: ModelConfig,
+    shapes: KernelShapes,
+    *,
+    embed: Tensor,
+    head: Bf16Matrix,
+) -> RankDraft:
     """Pack a drafter.
 
     Args:
         first, last: tensors of the first and the last stage, names without "mtp.N.".
-        stages: packed.
+        stages: packed, of these `shapes`.
+        embed, head: the trunk's, whole, on the same device.
 
     Raises:
         CheckpointError: a tensor is stored in a format that the kernels do not read.
@@ -56,6 +67,9 @@ def pack_draft(first: StoredBlock, last: StoredBlock, stages: Sequence[RankLayer
     """
     codes, scales = first.matrix("main_proj")
     return RankDraft(
+        shapes=shapes,
+        embed=embed,
+        head=head,
         main=fp8_rows.pack(codes.contiguous(), scales.contiguous()),
         main_norm=first.floats("main_norm.weight").contiguous(),
         stages=tuple(stages),

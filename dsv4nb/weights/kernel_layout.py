@@ -7,7 +7,7 @@ lacks (`kernel_shapes`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from dsv4nb.weights.kernel_shapes import KernelShapes
 from dsv4nb.weights.packing import FP8_TILE
 from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer, RankLayer
 from dsv4nb_kernels import bf16_rows, fp8_rows
-from dsv4nb_kernels._expert_weights import DownWeights, UpWeights, pack_down, pack_up
+from dsv4nb_kernels._expert_weights import DownWeights, UpWeights, pack_routed_down, pack_routed_up, pack_shared_up
+from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.hyper_mix import HyperWeights
 
 Stored = tuple[Tensor, Tensor]  # a matrix's codes and its e8m0 bytes, uint8
@@ -29,25 +30,26 @@ _ONE = 127  # the e8m0 byte of 1
 
 
 class StoredBlock:
-    """The tensors of one block, by their names inside it.
+    """The tensors of one block for one rank, by their names inside it, as the file has them; each is taken once.
 
     Args:
-        tensors: "attn.wq_a.weight" and so on, as the file has them.
+        names: "attn.wq_a.weight" and so on, all that there are.
+        take: returns tensors that are alike, under each other.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, names: Container[str], take: Callable[[tuple[str, ...]], Tensor]) -> None:
+        self._names, self._take = names, take
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._names
 
     def raw(self, name: str) -> Tensor:
         """Return a tensor as it is stored."""
-        return self._tensors[name]
+        return self._take((name,))[0]
 
     def floats(self, name: str) -> Tensor:
         """Return a tensor of numbers as float32."""
-        return self._tensors[name].to(torch.float32)
+        return self.raw(name).to(torch.float32)
 
     def bf16(self, name: str) -> Tensor:
         """Return a matrix that the kernels read as bfloat16.
@@ -55,7 +57,7 @@ class StoredBlock:
         Raises:
             CheckpointError: it is stored in another format.
         """
-        found = self._tensors[name]
+        found = self.raw(name)
         if found.dtype != torch.bfloat16:
             raise CheckpointError(f"{name} is stored as {found.dtype}; the GPU engine reads bfloat16", param=name)
         return found
@@ -66,28 +68,51 @@ class StoredBlock:
         Raises:
             CheckpointError: it is stored without scales.
         """
-        if f"{name}.scale" not in self:
-            raise CheckpointError(f"{name}.weight has no scale; the GPU engine reads FP8 projections", param=name)
-        return self._tensors[f"{name}.weight"], self._tensors[f"{name}.scale"]
+        codes, scales = self.matrices([name])
+        return codes[0], scales[0]
+
+    def matrices(self, names: Sequence[str]) -> Stored:
+        """Return the codes and scales of projections that are alike, under each other.
+
+        Raises:
+            CheckpointError: one is stored without scales.
+        """
+        for name in names:
+            if f"{name}.scale" not in self:
+                raise CheckpointError(f"{name}.weight has no scale; the GPU engine reads FP8 projections", param=name)
+        codes, scales = (self._take(tuple(f"{name}.{leaf}" for name in names)) for leaf in ("weight", "scale"))
+        return codes, scales
 
 
 def pack_layer(
-    block: StoredBlock, config: ModelConfig, shapes: KernelShapes, *, kind: LayerKind, ratio: int
-) -> RankLayer:
-    """Pack one block.
+    blocks: Sequence[StoredBlock], config: ModelConfig, shapes: KernelShapes, *, kind: LayerKind, ratio: int
+) -> list[RankLayer]:
+    """Pack one layer for each of some ranks, all with as much of it.
+
+    The ranks take turns after every few experts, so that little is there as it is stored.
 
     Raises:
         CheckpointError: a tensor is stored in a format that the kernels do not read.
         ValueError: a pack function refuses a tensor.
     """
-    return RankLayer(
-        kind=kind,
-        ratio=ratio,
-        hyper_attention=pack_hyper(block, config, "hc_attn", "attn_norm.weight"),
-        attention=_attention(block, config, shapes, ratio),
-        hyper_experts=pack_hyper(block, config, "hc_ffn", "ffn_norm.weight"),
-        experts=_experts(block, config, shapes),
-    )
+    halves = _halves(blocks, config, shapes)
+    return [
+        RankLayer(
+            kind=kind,
+            ratio=ratio,
+            hyper_attention=pack_hyper(block, config, "hc_attn", "attn_norm.weight"),
+            attention=_attention(block, config, shapes, ratio),
+            hyper_experts=pack_hyper(block, config, "hc_ffn", "ffn_norm.weight"),
+            experts=_experts(block, config, shapes, up, down),
+        )
+        for block, (up, down) in zip(blocks, halves, strict=True)
+    ]
+
+
+def groups_of_experts(config: ModelConfig) -> Iterator[range]:
+    """Yield the routed experts that are packed at once."""
+    for first in range(0, config.n_routed_experts, EXPERTS_AT_ONCE):
+        yield range(first, min(first + EXPERTS_AT_ONCE, config.n_routed_experts))
 
 
 def pack_hyper(block: StoredBlock, config: ModelConfig, name: str, norm: str) -> HyperWeights:
@@ -100,6 +125,28 @@ def pack_hyper(block: StoredBlock, config: ModelConfig, name: str, norm: str) ->
         base=block.floats(f"{name}_base").contiguous(),
         norm=block.floats(norm).contiguous(),
     )
+
+
+def first_rows(matrix: Bf16Matrix, rows: int, *, is_shared: bool) -> Bf16Matrix:
+    """Return the first rows of a packed matrix, a multiple of 16: its tiles lie one behind the other.
+
+    Args:
+        is_shared: the whole matrix is kept too, so the rows are a view of it; else they are all that is kept.
+    """
+    if rows == matrix.n:
+        return matrix
+    words = matrix.words[: rows * matrix.k // 2]
+    return Bf16Matrix(words=words if is_shared else words.clone(), n=rows, k=matrix.k)
+
+
+def no_rows(width: int, device: torch.device) -> Bf16Matrix:
+    """Return the matrix of no rows, which nothing multiplies by."""
+    return Bf16Matrix(words=torch.empty(0, dtype=torch.int32, device=device), n=0, k=width)
+
+
+def no_hyper(device: torch.device) -> HyperWeights:
+    """Return the boundary of no coefficients, which nothing goes through."""
+    return HyperWeights(**{name: torch.empty(0, device=device) for name in ("fn", "scale", "base", "norm")})
 
 
 def _attention(block: StoredBlock, config: ModelConfig, shapes: KernelShapes, ratio: int) -> RankAttention:
@@ -141,7 +188,9 @@ def _indexer(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> R
     )
 
 
-def _experts(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> RankExperts:
+def _experts(
+    block: StoredBlock, config: ModelConfig, shapes: KernelShapes, up: UpWeights, down: DownWeights
+) -> RankExperts:
     missing = shapes.experts - config.n_routed_experts
     gate = pad(block.bf16("ffn.gate.weight"), (0, 0, 0, missing))
     table = bias = None
@@ -149,34 +198,49 @@ def _experts(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> R
         table = block.raw("ffn.gate.tid2eid").to(torch.int32)
     else:
         bias = pad(block.floats("ffn.gate.bias"), (0, missing), value=-math.inf)
-    up, down = _halves(block, config, shapes)
     return RankExperts(gate=bf16_rows.pack(gate), bias=bias, table=table, up=up, down=down)
 
 
-def _halves(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> tuple[UpWeights, DownWeights]:
-    inner, hidden, count = shapes.inner, config.hidden_size, config.n_routed_experts
-    shared_gate, shared_up = (_grown(block.matrix(f"ffn.shared_experts.{w}"), inner, hidden) for w in ("w1", "w3"))
-    shared_down = _grown(block.matrix("ffn.shared_experts.w2"), hidden, inner)
-    ups: list[UpWeights] = []
-    downs: list[DownWeights] = []
-    for first in range(0, count, EXPERTS_AT_ONCE):
-        some = range(first, min(first + EXPERTS_AT_ONCE, count))
-        gate, up = (_routed(block, some, w, inner, hidden) for w in ("w1", "w3"))
-        ups.append(pack_up(gate, up, shared_gate, shared_up))
-        downs.append(pack_down(_routed(block, some, "w2", hidden, inner), shared_down))
-    return (
-        UpWeights(routed=torch.cat([part.routed for part in ups]), shared=ups[0].shared),
-        DownWeights(routed=torch.cat([part.routed for part in downs]), shared=downs[0].shared),
-    )
+def _halves(
+    blocks: Sequence[StoredBlock], config: ModelConfig, shapes: KernelShapes
+) -> list[tuple[UpWeights, DownWeights]]:
+    inner, hidden = shapes.inner, config.hidden_size
+    shared = [_shared(block, inner, hidden) for block in blocks]
+    packed: list[list[Tensor]] = [[] for _ in blocks]
+    for some in groups_of_experts(config):
+        for block, whole in zip(blocks, packed, strict=True):
+            gate, up = (_routed(block, some, w, inner, hidden) for w in ("w1", "w3"))
+            _put(whole, 0, pack_routed_up(gate, up), some, config.n_routed_experts)
+            del gate, up
+            down = _routed(block, some, "w2", hidden, inner)
+            _put(whole, 1, pack_routed_down(down), some, config.n_routed_experts)
+            del down
+    return [
+        (UpWeights(routed=up, shared=shared_up), DownWeights(routed=down, shared=shared_down))
+        for (up, down), (shared_up, shared_down) in zip(packed, shared, strict=True)
+    ]
+
+
+def _shared(block: StoredBlock, inner: int, hidden: int) -> tuple[fp8_rows.Fp8Matrix, fp8_rows.Fp8Matrix]:
+    gate, up = (_grown(block.matrix(f"ffn.shared_experts.{w}"), inner, hidden) for w in ("w1", "w3"))
+    return pack_shared_up(gate, up), _fp8(_grown(block.matrix("ffn.shared_experts.w2"), hidden, inner))
+
+
+def _put(whole: list[Tensor], place: int, part: Tensor, experts: range, count: int) -> None:
+    """Put some experts into the tensor of all `count`, which their first ones make."""
+    if not experts.start:
+        whole.append(part.new_empty((count, *part.shape[1:])))
+    whole[place][experts.start : experts.stop] = part
 
 
 def _routed(block: StoredBlock, experts: range, name: str, rows: int, columns: int) -> Stored:
     """[E, N, K/2] codes and [E, N, K/32] scales of some experts, filled up."""
-    parts = [block.matrix(f"ffn.experts.{expert}.{name}") for expert in experts]
-    codes = torch.stack([codes.view(torch.uint8) for codes, _ in parts])
-    scales = torch.stack([scales for _, scales in parts])
+    codes, scales = block.matrices([f"ffn.experts.{expert}.{name}" for expert in experts])
     down, across = rows - codes.shape[1], columns - 2 * codes.shape[2]
-    return pad(codes, (0, across // 2, 0, down)), pad(scales, (0, across // 32, 0, down), value=_ONE)
+    if not down and not across:
+        return codes.view(torch.uint8), scales
+    codes = pad(codes.view(torch.uint8), (0, across // 2, 0, down))
+    return codes, pad(scales, (0, across // 32, 0, down), value=_ONE)
 
 
 def _grown(stored: Stored, rows: int, columns: int) -> Stored:

@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from dsv4nb.errors import CheckpointError, NotEnoughMemory
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8, unpack_nvfp4
 from dsv4nb.weights.placement import Stored
 from dsv4nb.weights.progress import LoadStep, Progress
-from dsv4nb.weights.reader import Reader, TensorSource
+from dsv4nb.weights.reader import Reader
 from dsv4nb.weights.store import (
     AttentionWeights,
     CompressorWeights,
@@ -97,11 +98,17 @@ def _load(checkpoint: Checkpoint, device: torch.device, has_drafter: bool, on_pr
     )
 
 
+class Reading(Protocol):
+    """What counts the bytes that it has read."""
+
+    bytes_read: int
+
+
 class Meter:
     """Tells how far the reading has come."""
 
     def __init__(
-        self, reader: TensorSource, entries: Mapping[str, Stored], devices: Sequence[torch.device], tell: Progress
+        self, reader: Reading, entries: Mapping[str, Stored], devices: Sequence[torch.device], tell: Progress
     ) -> None:
         self._reader, self._tell = reader, tell
         self._devices = [str(device) for device in devices]
@@ -114,7 +121,7 @@ class Meter:
         self._placed = [0] * len(devices)
 
     def placed(self, name: str, *placed_bytes: int) -> None:
-        """Tell that tensor `name` was read, and what it takes on each device."""
+        """Tell that tensor `name` was read, or some up to it, and what they take on each device."""
         file = self._files.get(name)
         self._placed = [sum(both) for both in zip(self._placed, placed_bytes, strict=True)]
         self._tell(

@@ -9,8 +9,9 @@
 single      one rank holds everything
 tensor      every rank runs every layer and holds a share of each large matrix: whole groups of heads (wq_b, attn_sink,
             wo_a by rows, wo_b by columns), a range of the inner width of every expert, routed and shared (w1 and w3 by
-            rows, w2 by columns), a range of the vocabulary (head, markov_w2). The rest is whole on every rank: to split
-            the small projections would cost a join each, and a looked-up row (embed, markov_w1) would too
+            rows, w2 by columns), a range of the vocabulary (head). The rest is whole on every rank: to split the small
+            projections would cost a join each, and a looked-up row (embed) would too. The drafter is whole on the first
+            rank, which has every residual stream, and with it the whole head: so no draft waits for another rank
 pipeline    a rank runs consecutive layers, cut so that the largest rank is as small as can be. `embed` is on the first;
             the head and the drafter are on the last, with a second `embed` for the drafter where there is one
 
@@ -30,6 +31,7 @@ from dsv4nb.checkpoint.inventory import FP4_BLOCK, FP8_BLOCK
 from dsv4nb.checkpoint.names import TensorName, parse_name
 from dsv4nb.errors import RequestError
 
+SharedKind = Literal["tensor", "pipeline"]
 Kind = Literal["single", "tensor", "pipeline"]
 
 # classes of tensors in reports; a sublayer's norm stands where its matrices do, the two of a block with the streams
@@ -44,7 +46,7 @@ _BY_ROWS = (
     *(f"ffn.{kind}.{w}" for kind in ("experts", "shared_experts") for w in ("w1", "w3")),
 )
 _BY_COLUMNS = ("attn.wo_b", "ffn.experts.w2", "ffn.shared_experts.w2")
-_BY_VOCABULARY = ("head", "markov_head.markov_w2")
+_BY_VOCABULARY = ("head",)
 # axis by module; of its one-number leaves (`weight_scale_2`) every rank has a copy
 _AXES = {**dict.fromkeys((*_BY_ROWS, *_BY_VOCABULARY), 0), **dict.fromkeys(_BY_COLUMNS, 1)}
 _WHOLE_LEAVES = ("weight_scale_2", "input_scale")
@@ -100,6 +102,16 @@ class Placement:
         """How many there are."""
         return len(self.layers)
 
+    @property
+    def shares(self) -> int:
+        """Ranks that a large matrix is cut for."""
+        return 1 if self.kind == "pipeline" else self.ranks
+
+    @property
+    def drafting(self) -> int:
+        """The rank that has the drafter, where there is one."""
+        return self.ranks - 1 if self.kind == "pipeline" else 0
+
     def parts(self, name: str) -> tuple[Part | None, ...]:
         """Return what each rank holds of tensor `name`, None where it holds nothing.
 
@@ -108,10 +120,14 @@ class Placement:
         """
         stored, where = self.entries[name], parse_name(name)
         if self.kind == "tensor":
+            if where.stack == "mtp":
+                return (_whole(stored.shape), *([None] * (self.ranks - 1)))
             axis = _axis(where)
-            if axis is not None and self.ranks > 1:
-                return tuple(_share(stored.shape, axis, rank, self.ranks) for rank in range(self.ranks))
-            return (_whole(stored.shape),) * self.ranks
+            if axis is None or self.ranks == 1:
+                return (_whole(stored.shape),) * self.ranks
+            shares = tuple(_share(stored.shape, axis, rank, self.ranks) for rank in range(self.ranks))
+            drafts = where.module == "head" and _has_drafter(self.entries)
+            return (_whole(stored.shape), *shares[1:]) if drafts else shares
         whole = _whole(stored.shape)
         return tuple(whole if rank in self._holders(where) else None for rank in range(self.ranks))
 

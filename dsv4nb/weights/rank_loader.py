@@ -1,13 +1,14 @@
 """Stored tensors → the weights of each rank: takes every tensor once, packs it on its GPU and keeps nothing else.
 
-Tensors are taken when they are packed, so that few are there as they are stored: one on the host, and a GPU's own part
-of those that are packed together, which are some experts of a layer at most.
+Tensors are taken when they are packed, so that few are there as they are stored: a ring of what is read ahead on the
+host, and a GPU's own part of those that are packed together, which are some experts of a layer at most, or come next.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,15 +19,21 @@ from dsv4nb.checkpoint.headers import TensorEntry
 from dsv4nb.checkpoint.inventory import ExpertFormat
 from dsv4nb.errors import CheckpointError, DamagedCheckpoint, NotEnoughMemory
 from dsv4nb.weights.draft_layout import draft_limit, not_a_number, pack_draft
-from dsv4nb.weights.kernel_layout import StoredBlock, pack_hyper, pack_layer
+from dsv4nb.weights.kernel_layout import StoredBlock, first_rows, no_hyper, no_rows, pack_hyper, pack_layer
 from dsv4nb.weights.kernel_shapes import KernelShapes, kernel_shapes, rank_config
+from dsv4nb.weights.load_order import load_order
 from dsv4nb.weights.loader import Meter
-from dsv4nb.weights.placement import Placement, Stored, place
+from dsv4nb.weights.pieces import Batch, batch_of
+from dsv4nb.weights.placement import Placement, SharedKind, Stored, place
 from dsv4nb.weights.progress import Progress
+from dsv4nb.weights.rank_parts import FileParts, MadeParts, Names, Parts
 from dsv4nb.weights.rank_store import RankDraft, RankLayer, RankWeights
-from dsv4nb.weights.reader import Reader, TensorSource
+from dsv4nb.weights.reader import TensorSource
 from dsv4nb_kernels import bf16_rows
+from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.hyper_mix import HyperWeights
+
+_Blocks = Mapping[str, set[str]]  # names inside each block by its prefix, such as "layers.7."
 
 
 class Artifact(Protocol):
@@ -51,6 +58,7 @@ def load_ranks(
     checkpoint: Artifact,
     devices: Sequence[torch.device],
     *,
+    kind: SharedKind = "tensor",
     drafter: bool = False,
     source: TensorSource | None = None,
     on_progress: Progress | None = None,
@@ -59,13 +67,13 @@ def load_ranks(
 
     A drafter that is not finite, or that the kernels do not run, is not kept: `draft_fault` says why.
 
-    More than one rank share every large matrix; see `placement`, kind "tensor".
-
     Args:
         devices: one for each rank; a CPU may stand there several times.
+        kind: how several ranks share the model; see `placement`. One has everything.
         drafter: read the drafter where there is one.
         source: has the tensors; the checkpoint's own files when None.
-        on_progress: called after each tensor; what it raises ends the load, and nothing stays allocated.
+        on_progress: called after each tensor, or one of each of some experts; what it raises ends the load, and nothing
+            stays allocated.
 
     Raises:
         CheckpointError: the model's sizes or formats are none that the kernels run, or a tensor cannot be packed;
@@ -81,19 +89,20 @@ def load_ranks(
         )
     ranks = len(devices)
     drafter = drafter and checkpoint.config.dspark is not None
-    fault = draft_limit(checkpoint.config, ranks) if drafter else ""
+    fault = draft_limit(checkpoint.config) if drafter else ""
     reads_drafter = drafter and not fault
     entries = {
         name: entry for name, entry in checkpoint.entries.items() if reads_drafter or not name.startswith("mtp.")
     }
-    placement = place(checkpoint.config, entries, ranks=ranks, kind="single" if ranks == 1 else "tensor")
-    shapes = kernel_shapes(checkpoint.config, ranks)
+    placement = place(checkpoint.config, entries, ranks=ranks, kind="single" if ranks == 1 else kind)
+    shapes = kernel_shapes(checkpoint.config, placement.shares)
+    batches = [batch_of(names, entries, placement) for names in load_order(entries, checkpoint.config)]
     for rank, device in enumerate(devices):
-        _require_room(checkpoint.name, sum(placement.nbytes(rank).values()), device)
+        _require_room(checkpoint.name, sum(batch.held_bytes(rank) for batch in batches), device)
     try:
-        with torch.inference_mode(), source or Reader(_in_files(entries)) as reader:
-            meter = None if on_progress is None else Meter(reader, entries, devices, on_progress)
-            return _Loading(checkpoint, shapes, tuple(devices), reader, meter, placement, fault).run(entries)
+        with torch.inference_mode(), _parts(source, entries, batches, placement, devices) as parts:
+            meter = None if on_progress is None else Meter(parts, entries, devices, on_progress)
+            return _Loading(checkpoint, shapes, tuple(devices), parts, meter, placement, fault).run(entries)
     except BaseException as error:
         # a notebook keeps the last traceback, and its frames would keep the tensors read so far
         traceback.clear_frames(error.__traceback__)
@@ -108,129 +117,145 @@ class _Loading:
         checkpoint: Artifact,
         shapes: KernelShapes,
         devices: tuple[torch.device, ...],
-        reader: TensorSource,
+        parts: Parts,
         meter: Meter | None,
         placement: Placement,
         draft_fault: str,
     ) -> None:
         self._config, self._shapes, self._devices = checkpoint.config, shapes, devices
-        self._reader, self._meter, self._placement = reader, meter, placement
+        self._parts, self._meter, self._placement = parts, meter, placement
         self._draft_fault = draft_fault
 
     def run(self, entries: Mapping[str, Stored]) -> tuple[RankWeights, ...]:
         config = self._config
-        top = self._blocks([name for name in entries if not name.startswith(("layers.", "mtp."))], "")
+        blocks = _by_block(entries)
+        top = self._blocks("", blocks)
         layers: list[list[RankLayer]] = [[] for _ in self._devices]
         for number in range(config.num_hidden_layers):
-            prefix = f"layers.{number}."
-            for rank, block in enumerate(self._under(prefix, entries)):
-                layers[rank].append(self._pack(block, number))
-        drafts = self._drafts(entries)
+            held = [rank for rank, span in enumerate(self._placement.layers) if number in span]
+            stored = self._blocks(f"layers.{number}.", blocks)
+            for rank, layer in zip(held, self._pack([stored[rank] for rank in held], number), strict=True):
+                layers[rank].append(layer)
+        embeds = [self._embed(block, rank) for rank, block in enumerate(top)]
+        heads = [self._head(block, rank) for rank, block in enumerate(top)]
+        hyper_heads = [self._hyper_head(block, rank) for rank, block in enumerate(top)]
+        drafting = self._placement.drafting
+        draft = self._draft(blocks, embeds[drafting], heads[drafting])
+        rows = config.vocab_size // self._placement.shares
+        heads[drafting] = first_rows(heads[drafting], rows, is_shared=draft is not None)
         return tuple(
             RankWeights(
                 device=device,
                 shapes=self._shapes,
-                embed=block.bf16("embed.weight"),
-                layers=tuple(own),
-                hyper_head=self._hyper_head(block),
-                head=bf16_rows.pack(block.bf16("head.weight")),
-                draft=draft,
+                embed=embeds[rank],
+                layers=tuple(layers[rank]),
+                hyper_head=hyper_heads[rank],
+                head=heads[rank],
+                draft=draft if rank == drafting else None,
                 draft_fault=self._draft_fault,
+                first_layer=self._placement.layers[rank].start,
             )
-            for device, block, own, draft in zip(self._devices, top, layers, drafts, strict=True)
+            for rank, device in enumerate(self._devices)
         )
 
-    def _drafts(self, entries: Mapping[str, Stored]) -> Sequence[RankDraft | None]:
-        """Read the drafter: each rank's, or none and why."""
-        missing = [None] * len(self._devices)
-        if not any(name.startswith("mtp.") for name in entries):
-            return missing
+    def _holds(self, name: str, rank: int) -> bool:
+        return self._placement.parts(name)[rank] is not None
+
+    def _embed(self, top: StoredBlock, rank: int) -> Tensor:
+        if self._holds("embed.weight", rank):
+            return top.bf16("embed.weight")
+        return torch.empty(0, self._config.hidden_size, dtype=torch.bfloat16, device=self._devices[rank])
+
+    def _head(self, top: StoredBlock, rank: int) -> Bf16Matrix:
+        if self._holds("head.weight", rank):
+            return bf16_rows.pack(top.bf16("head.weight"))
+        return no_rows(self._config.hidden_size, self._devices[rank])
+
+    def _hyper_head(self, top: StoredBlock, rank: int) -> HyperWeights:
+        if self._holds("norm.weight", rank):
+            return pack_hyper(top, self._config, "hc_head", "norm.weight")
+        return no_hyper(self._devices[rank])
+
+    def _draft(self, blocks: _Blocks, embed: Tensor, head: Bf16Matrix) -> RankDraft | None:
+        """Read the drafter, which one rank has; None where there is none, or where it cannot be run."""
+        if "mtp.0." not in blocks:
+            return None
         try:
-            drafts = self._packed_drafts(entries)
+            draft = self._packed_draft(blocks, embed, head)
         except DamagedCheckpoint:
             raise
         except (ValueError, CheckpointError) as error:
             self._draft_fault = self._draft_fault or f"it cannot be packed: {error}"
-        return missing if self._draft_fault else drafts
+        return None if self._draft_fault else draft
 
-    def _packed_drafts(self, entries: Mapping[str, Stored]) -> list[RankDraft]:
-        config = rank_config(self._config, len(self._devices))
-        blocks = [self._under(f"mtp.{stage}.", entries) for stage in range(DSPARK_STAGES)]
-        stages = [
-            [pack_layer(block, config, self._shapes, kind="swa", ratio=0) for block in of_ranks] for of_ranks in blocks
-        ]
-        return [
-            pack_draft(first, last, own, config)
-            for first, last, own in zip(blocks[0], blocks[-1], zip(*stages, strict=True), strict=True)
-        ]
+    def _packed_draft(self, blocks: _Blocks, embed: Tensor, head: Bf16Matrix) -> RankDraft:
+        config, shapes, rank = self._config, kernel_shapes(self._config), self._placement.drafting
+        own = [self._blocks(f"mtp.{stage}.", blocks)[rank] for stage in range(DSPARK_STAGES)]
+        stages = [pack_layer([block], config, shapes, kind="swa", ratio=0)[0] for block in own]
+        return pack_draft(own[0], own[-1], stages, config, shapes, embed=embed, head=head)
 
-    def _under(self, prefix: str, entries: Mapping[str, Stored]) -> list[StoredBlock]:
-        return self._blocks([name for name in entries if name.startswith(prefix)], prefix)
+    def _blocks(self, prefix: str, blocks: _Blocks) -> list[StoredBlock]:
+        """Return each rank's block of tensors, which are read when the first rank asks for them."""
+        waiting: list[dict[Names, Tensor]] = [{} for _ in self._devices]
 
-    def _blocks(self, names: Sequence[str], prefix: str) -> list[StoredBlock]:
-        """Return each rank's block of tensors, which are read when they are asked for."""
-        parts: list[dict[str, Tensor]] = [{} for _ in self._devices]
+        def take(rank: int, names: Names) -> Tensor:
+            if names not in waiting[rank]:
+                for own, part in zip(waiting, self._take(tuple(prefix + name for name in names)), strict=True):
+                    if part is not None:
+                        own[names] = part
+            return waiting[rank].pop(names)
 
-        def read(name: str) -> None:
-            for own, part in zip(parts, self._parts(prefix + name), strict=True):
-                if part is not None:
-                    own[name] = part
+        return [StoredBlock(blocks[prefix], partial(take, rank)) for rank in range(len(self._devices))]
 
-        held = [name.removeprefix(prefix) for name in names]
-        return [StoredBlock(_Unread(held, own, read)) for own in parts]
-
-    def _parts(self, name: str) -> list[Tensor | None]:
-        """Read a tensor and return each rank's part, on its device."""
-        tensor = self._reader.read(name)
-        if name.startswith("mtp.") and not self._draft_fault:
-            self._draft_fault = not_a_number(name, tensor)
-        placed = zip(self._placement.parts(name), self._devices, strict=True)
-        parts = [None if part is None else tensor[part.index].to(device) for part, device in placed]
+    def _take(self, names: Names) -> list[Tensor | None]:
+        """Take tensors that are alike; return each rank's part of them, on its device."""
+        parts = self._parts.take(names)
+        if names[0].startswith("mtp.") and not self._draft_fault:
+            self._draft_fault = _not_a_number(names, next(part for part in parts if part is not None))
         if self._meter is not None:
-            self._meter.placed(name, *(0 if part is None else part.nbytes for part in parts))
+            self._meter.placed(names[-1], *(0 if part is None else part.nbytes for part in parts))
         return parts
 
-    def _pack(self, block: StoredBlock, number: int) -> RankLayer:
-        config = rank_config(self._config, len(self._devices))
+    def _pack(self, blocks: Sequence[StoredBlock], number: int) -> list[RankLayer]:
+        config = rank_config(self._config, self._placement.shares)
         try:
             return pack_layer(
-                block, config, self._shapes, kind=config.kind(number), ratio=config.compress_ratios[number]
+                blocks, config, self._shapes, kind=config.kind(number), ratio=config.compress_ratios[number]
             )
         except ValueError as error:
             raise CheckpointError(f"layers.{number} cannot be packed: {error}", param=f"layers.{number}") from error
 
-    def _hyper_head(self, block: StoredBlock) -> HyperWeights:
-        return pack_hyper(block, self._config, "hc_head", "norm.weight")
+
+def _parts(
+    source: TensorSource | None,
+    entries: Mapping[str, Stored],
+    batches: Sequence[Batch],
+    placement: Placement,
+    devices: Sequence[torch.device],
+) -> Parts:
+    if source is not None:
+        return MadeParts(source, placement, devices)
+    in_files = {name: entry for name, entry in entries.items() if isinstance(entry, TensorEntry)}
+    return FileParts(in_files, batches, devices)
 
 
-class _Unread(Mapping[str, Tensor]):
-    """The tensors of one block for one rank; each can be taken once, and is not held afterwards.
-
-    Args:
-        parts: what was read already, for another rank.
-        read: puts a tensor's parts into the `parts` of every rank.
-    """
-
-    def __init__(self, names: Sequence[str], parts: dict[str, Tensor], read: Callable[[str], None]) -> None:
-        self._names, self._parts, self._read = frozenset(names), parts, read
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._parts:
-            self._read(name)
-        return self._parts.pop(name)
+def _by_block(entries: Mapping[str, Stored]) -> _Blocks:
+    blocks: dict[str, set[str]] = {"": set()}
+    for name in entries:
+        stack, _, rest = name.partition(".")
+        number, _, inside = rest.partition(".")
+        if stack in ("layers", "mtp"):
+            blocks.setdefault(f"{stack}.{number}.", set()).add(inside)
+        else:
+            blocks[""].add(name)
+    return blocks
 
 
-def _in_files(entries: Mapping[str, Stored]) -> dict[str, TensorEntry]:
-    return {name: entry for name, entry in entries.items() if isinstance(entry, TensorEntry)}
+def _not_a_number(names: Names, stacked: Tensor) -> str:
+    """Say which of some tensors is not finite, "" when all are."""
+    if not not_a_number(names[0], stacked):
+        return ""
+    return next(filter(None, (not_a_number(name, one) for name, one in zip(names, stacked, strict=True))))
 
 
 def _require_room(name: str, needed_bytes: int, device: torch.device) -> None:

@@ -105,16 +105,21 @@ class RankLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDraft:
-    """The DSpark drafter; r is the Markov rank, K the number of tapped layers.
+    """The DSpark drafter, whole, as one GPU runs it; r is the Markov rank, K the number of tapped layers.
 
     Attributes:
+        shapes: of its stages.
+        embed: [V, D] bfloat16; head: [V, D]; the trunk's, which lie in memory once.
         main: [D, K·D], from the taps; main_norm: [D] float32.
         stages: each a layer of ratio 0.
         hyper_head: the collapse behind the last stage, and its norm.
-        markov_in: [V, r] bfloat16; markov_out: the same, of several ranks each has its range of the vocabulary.
+        markov_in, markov_out: [V, r] bfloat16.
         confidence: [D + r] float32, of the collapsed stream, then of the token before.
     """
 
+    shapes: KernelShapes
+    embed: Tensor
+    head: Bf16Matrix
     main: Fp8Matrix
     main_norm: Tensor
     stages: tuple[RankLayer, ...]
@@ -129,9 +134,11 @@ class RankWeights:
     """What one rank holds.
 
     Attributes:
-        embed: [V, D] bfloat16; head: [V, D], of several ranks each has its range of the vocabulary.
-        hyper_head: the last collapse and the final norm.
-        draft: None without a drafter.
+        embed: [V, D] bfloat16; head: [V, D], of several ranks each has its range of the vocabulary. In a pipeline a
+            rank that does not need one of them has no row of it.
+        layers: those that it runs, from number `first_layer` on.
+        hyper_head: the last collapse and the final norm; without a head it is empty.
+        draft: None without a drafter, and on every rank but one.
         draft_fault: why the checkpoint's drafter is not kept; "" where it is, and where it was not wanted.
     """
 
@@ -143,8 +150,17 @@ class RankWeights:
     head: Bf16Matrix
     draft: RankDraft | None = None
     draft_fault: str = ""
+    first_layer: int = 0
+
+    @property
+    def span(self) -> range:
+        """Numbers of the layers that it runs."""
+        return range(self.first_layer, self.first_layer + len(self.layers))
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes the tensors take."""
-        return sum(tensor.nbytes for tensor in tensors_of(self))
+        """Bytes the tensors take, each once: the trunk and the drafter share some, or the first rows of one."""
+        largest: dict[int, int] = {}
+        for tensor in tensors_of(self):
+            largest[tensor.data_ptr()] = max(tensor.nbytes, largest.get(tensor.data_ptr(), 0))
+        return sum(largest.values())

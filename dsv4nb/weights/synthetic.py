@@ -206,7 +206,7 @@ def write_synthetic(
     device: torch.device | str = "cpu",
     shard_of: Callable[[str], Shard] = official_shard,
 ) -> SyntheticReader:
-    """Write a checkpoint without a tokenizer, one tensor in memory at a time.
+    """Write a checkpoint without a tokenizer, few tensors in memory at a time.
 
     Args:
         folder: made when it does not exist.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from dsv4nb.checkpoint.config import ModelConfig
+from dsv4nb.engine.free_memory import free_host_bytes
 from dsv4nb.engine.memory import Counted, DeviceBytes
 from dsv4nb.session.anchors import Anchor
 from dsv4nb.session.host_cache import HostEntry
 from dsv4nb.session.live import Ledger
 from dsv4nb.session.prefixes import AnchorEntry, CacheStats, Decided, Prefixes
 from dsv4nb.session.reuse import starts_with
-from dsv4nb.session.room import free_host_bytes
 
 TOLD = 100  # decisions, anchors and prefixes that a page lists, each
 _TAIL = 24  # ids that name a prefix: its last ones

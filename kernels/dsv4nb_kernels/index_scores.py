@@ -118,7 +118,7 @@ def index_scores(
         query: [T, Hi, d] bfloat16, T from 1 to 4096, Hi and d powers of two from 16 on.
         keys: [C, d] bfloat16, C a multiple of 128, T·C below 2^31: a long context takes a chunk in several calls.
         weights: [S, T, Hi] float32: the parts of the product that weighs the heads, added from left to right.
-        visible: [T] int32, entries that each row may see; columns from the largest of them on may be left alone.
+        visible: [T] int32, entries that each row may see; a row's columns from there on may be left alone.
         out: [T, C] float32 destination, for graph capture; allocated when None.
         dependent: start before the kernel that writes `query` has ended, and wait for it inside.
 

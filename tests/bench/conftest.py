@@ -18,7 +18,8 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from dsv4nb.bench import devices, synthetic_decode
     from dsv4nb.testing.twin_kernels import twin_kernels
 
-    monkeypatch.setattr(devices, "devices_of", lambda text: (torch.device("cpu"),) * (text.count(",") + 1))
+    cpu = (torch.device("cpu"),)
+    monkeypatch.setattr(devices, "devices_of", lambda text, placement: cpu * (text.count(",") + 1))
     monkeypatch.setattr(synthetic_decode, "PROFILED", 1)  # there are thousands of operations
     with twin_kernels():
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from dsv4nb.bench.asked import SPAN, Asked
 from dsv4nb.bench.rig import Rig, counted_positions, positions, rig
+from dsv4nb.engine.rank_forward import RankForward
 from dsv4nb.errors import RequestError
 from dsv4nb.weights.replayed_routes import measured_unions, replayed_tables
 
@@ -71,6 +73,17 @@ def test_a_table_begins_anew_where_it_ends(twins: None) -> None:
         assert made.tokens(510, 4) == [510, 511, 0, 1]
         made.forward(2000, 1)
         assert made.facts.max_seq == 3000
+
+
+def test_a_context_costs_its_own_extent_however_much_room_there_is(twins: None) -> None:
+    asked = replace(ASKED, contexts=(1024, 8100, 16_000), widths=(2,), max_seq=1 << 15)
+    with rig(asked, counts=False) as made:
+        assert made.state.caches.positions == 1 << 15
+        forward = made.engine._forward
+        assert isinstance(forward, RankForward)
+        for context in asked.contexts:
+            made.forward(context, 2)
+        assert [extent for _, extent in forward._shorter] == [2048, 8192, 1 << 14]
 
 
 def test_the_prefix_is_finite_and_the_same_each_time(made: Rig) -> None:

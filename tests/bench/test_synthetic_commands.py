@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dsv4nb.bench import loading
+from dsv4nb.bench import loading, synthetic_gil
 from dsv4nb.bench.commands import main
 from dsv4nb.bench.rounds import DRAFTED, GIVEN
+from dsv4nb.engine.device import DeviceEngine
+from dsv4nb.errors import EngineError
+from dsv4nb.weights.synthetic import main as write
 
 pytestmark = pytest.mark.twins
 
@@ -96,6 +101,31 @@ def test_rounds(twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert told_so in text
 
 
+def test_layers_on_one_gpu_after_the_other_are_told_and_read_as_much_as_on_one(
+    twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["decode", "--context", "40", "--widths", "1", "--routes", "measured"]
+    _, one = both(asked, tmp_path, capsys)
+    text, told = both([*asked, "--devices", "0,1", "--placement", "pipeline"], tmp_path, capsys)
+    assert told["ran"]["shared"] == "pipeline: 2, 1 layers, one after the other"
+    assert f"placement   {told['ran']['shared']}" in text
+    assert told["read_bytes_per_token"] == one["read_bytes_per_token"]
+    assert told["arms"][0]["experts"] == one["arms"][0]["experts"]
+    assert len(told["ran"]["resident_bytes"]) == 2
+    assert sum(told["ran"]["resident_bytes"]) == one["ran"]["resident_bytes"][0]
+
+
+def test_rounds_on_two_gpus_are_drafted_on_the_first(
+    twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["rounds", "--context", "40", "--widths", "1", "--devices", "0,1", *TAPS["tiny-0731"]]
+    text, told = both(asked, tmp_path, capsys, "tiny-0731")
+    assert told["ran"]["devices"] == ["cpu", "cpu"] and told["drafts"] == DRAFTED
+    assert f"a block of drafts {told['draft_ms']['40']['median']:.3f} ms" in text
+    first, second = told["ran"]["resident_bytes"]
+    assert first > second
+
+
 @pytest.mark.parametrize("form", ["exact", "fast", "none"])
 def test_prefill(twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     rows, sizes = 64, CHUNKED if form == "fast" else []
@@ -115,6 +145,14 @@ def test_prefill(twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [row[0] for row in lines] == ["0", "100"]
 
 
+def test_two_gpus_read_prompts_in_chunks(twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["prefill", "--context", "0", "--rows", "64", "--chunk", "32", "--devices", "0,1", *CHUNKED]
+    text, told = both([*asked, "--set", "num_attention_heads=64"], tmp_path, capsys)
+    assert (told["form"], told["fault"]) == ("fast", "")
+    assert told["ran"]["devices"] == ["cpu", "cpu"]
+    assert "fast, in chunks of 32 rows" in text
+
+
 def test_two_gpus_read_half_of_the_large_matrices_each(
     twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +169,23 @@ def test_load(twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"{told['tensors']:,} tensors, {told['stored_bytes']:,} bytes" in text
     assert told["ran"]["resident_bytes"][0] > 0.9 * told["stored_bytes"] > 0
     assert told["peak_device_bytes"] == [] and told["gb_s"] > 0
+
+
+def test_load_of_files(twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["tiny-0731", "--layers", "2", "--experts", "20", "--set", "index_topk=32"]
+    assert write([*shape, "--to", str(tmp_path)]) == 0
+    capsys.readouterr()
+    file = tmp_path / "told.json"
+    assert main(["load", "--files", str(tmp_path), "--devices", "0,1", "--runs", "2", "--json", str(file)]) == 0
+    text, told = capsys.readouterr().out, json.loads(file.read_text())
+    stored = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert told["file_bytes"] == stored > told["loaded_bytes"] > 0.9 * stored
+    assert told["share"] == told["load"]["median"] / told["read"]["median"] > 0
+    assert told["shards"] == len(list(tmp_path.glob("*.safetensors"))) and told["tensors"] > 500
+    assert told["high_water"] >= told["anon_peak"] > told["anon_before"] / 2 > 0
+    assert f"{told['tensors']:,} tensors, {told['loaded_bytes']:,} bytes" in text and f"{stored:,} bytes" in text
+    assert main(["load", "--files", str(tmp_path / "none")]) == 1
+    assert "none" in capsys.readouterr().err
 
 
 def test_json_alone_takes_the_place_of_the_table(twins: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +208,8 @@ def test_a_device_that_is_missing_is_one_line(command: str, capsys: pytest.Captu
     [
         ["rounds"],
         ["load", "--synthetic", "huge"],
+        ["load", "--synthetic", "tiny", "--files", "here"],
+        ["rounds", "--files", "here"],
         ["decode", "--synthetic", "tiny", "--set", "index_topk"],
         ["decode", "--synthetic", "tiny", "--routes", "none"],
         ["prefill", "--synthetic", "tiny", "--rows", "0"],
@@ -182,6 +239,46 @@ def test_memory_that_runs_out_is_one_line(
     monkeypatch.setattr(loading, "loading", full)
     assert main(["load", "--synthetic", "tiny"]) == 1
     assert capsys.readouterr().err == "memory ran out: CUDA out of memory. Tried to allocate 7 GiB\n"
+
+
+def test_j09_what_a_busy_cell_costs_an_engine(
+    twins: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(synthetic_gil, "INTERVALS_S", (5e-3, 1e-4))
+    monkeypatch.setattr(synthetic_gil, "LIMIT_S", 0.3)
+    before = sys.getswitchinterval(), threading.active_count()
+    text, told = both(["gil", "--context", "40", "--widths", "1", "3", "--new", "8", "--runs", "1"], tmp_path, capsys)
+    assert (sys.getswitchinterval(), threading.active_count()) == before
+    assert (told["context"], told["runs"], told["forwards"]) == (40, 1, 8)
+    assert list(told["arms"]) == ["1 row a forward", "3 rows a forward"]
+    rows = columns(text, "engine")
+    for row, (name, interval) in zip(
+        rows, ((name, interval) for name, intervals in told["arms"].items() for interval in intervals), strict=True
+    ):
+        idle, busy, cell = told["arms"][name][interval]
+        assert row[:4] == name.split() and row[4:6] == interval.split()
+        assert row[6:] == [f"{idle:.1f}", f"{busy:.1f}", f"{busy / idle:.0%}", f"{cell:.0%}"]
+        assert min(idle, busy, cell) > 0
+
+
+def test_j09_an_engine_that_fails_beside_a_cell_is_told(
+    twins: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object) -> None:
+        raise EngineError("cuda:0 and cuda:1 lost each other")
+
+    monkeypatch.setattr(DeviceEngine, "draw_rows", fail)
+    assert main(["gil", "--synthetic", "tiny", *SMALL, "--new", "8"]) == 1
+    assert capsys.readouterr().err == "cuda:0 and cuda:1 lost each other\n"
+
+
+@pytest.mark.gpu
+def test_j09_most_of_the_speed_is_kept_beside_a_busy_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["gil", "--synthetic", "flash-0731", "--experts", "32", "--new", "192"]  # as many kernels as a step has
+    assert main([*asked, "--json", str(tmp_path / "told.json")]) == 0
+    print(capsys.readouterr().out)
+    idle, busy, _ = json.loads((tmp_path / "told.json").read_text())["arms"]["1 row a forward"]["0.1 ms"]
+    assert busy / idle >= 0.7
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dsv4nb.config import SamplerConfig, SpecConfig
 from dsv4nb.engine import rejection
-from dsv4nb.engine.protocol import ChooseDraft, Proposal, Row
+from dsv4nb.engine.protocol import ChooseDraft, Proposal, Row, Verified
 from dsv4nb.engine.rejection import Drawn, distribution, draw
 from dsv4nb.engine.sampler import choose
 from dsv4nb.engine.speculate import Choice, play
@@ -161,9 +161,9 @@ class TableLine:
             ids.append(choose(DRAFTER[ids[-1] if ids else pending], slot, ids))
         return Proposal(ids=tuple(ids))
 
-    def verify(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    def verify(self, tokens: Sequence[int], config: SamplerConfig | None) -> Verified:
         """Return the target's rows."""
-        return TARGET[list(tokens)]
+        return Verified(rows=tuple(TARGET[list(tokens)]))
 
 
 class TableJudge:
@@ -171,6 +171,7 @@ class TableJudge:
 
     def __init__(self, config: SamplerConfig, proposal: str) -> None:
         self.config, self.proposal = config, proposal
+        self.drafts_by = self.decides_by = None
 
     def draft(self, row: Row, position: int, ahead: Sequence[int]) -> int:
         return choose(row, self.config, position) if self.proposal == "coupled" else int(row.argmax())
@@ -180,6 +181,9 @@ class TableJudge:
 
     def decide(self, row: Row, position: int, ahead: Sequence[int], draft: int | None) -> Choice:
         return Choice(token=choose(row, self.config, position))
+
+    def told(self, token: int, rows: Sequence[Row], place: int) -> Choice:
+        return Choice(token=token)
 
     def is_end(self, token: int) -> bool:
         return False

@@ -21,11 +21,12 @@ ASKED = "What is the capital of France? Anna went from Paris to Rome on Monday, 
 
 @pytest.fixture(scope="module")
 def on_twins() -> Iterator[None]:
-    """Let GPU 0 be the CPU, and the bundled model one that the kernels of a chunk run: their twins have no tiles."""
+    """Let every GPU be the CPU, and the kernels of a chunk run the bundled model: their twins have no tiles."""
     load = DeviceEngine.from_checkpoint
 
     def from_checkpoint(*args: Any, **options: Any) -> DeviceEngine:
-        return load(*args, **options | {"device": "cpu"})
+        given = options["device"]
+        return load(*args, **options | {"device": "cpu" if isinstance(given, str) else ["cpu"] * len(given)})
 
     with pytest.MonkeyPatch.context() as patch, twin_kernels():
         patch.setattr(assembling, "require_gpus", lambda ids, placement: ids)
@@ -49,6 +50,17 @@ def test_card_and_recipe_say_how_a_prompt_was_read(model: Model) -> None:
         model.replay(replace(reply.recipe, prefill="exact"))
     with pytest.raises(ReplayMismatch, match="read in other chunks"):
         model.replay(replace(reply.recipe, ids_sha256="0" * 64))
+
+
+@pytest.mark.usefixtures("on_twins")
+def test_two_gpus_read_a_prompt_in_chunks_and_answer_as_one(model: Model) -> None:
+    with dsv4nb.load("toy", devices=(0, 1), placement="tensor", max_seq=384, drafter=False, prefill_rows=64) as two:
+        assert len(two.engine.cache_bytes()) == 2
+        assert dict(two.info.rows())["prompts"] == "fast, in chunks of 64"
+        reply = two.generate(ASKED, temperature=0.0, max_new=12)
+        assert reply.recipe.prefill == "fast"
+        assert reply.text == model.generate(ASKED, temperature=0.0, max_new=12).text
+        assert two.replay(reply.recipe).ids == reply.ids
 
 
 @pytest.mark.usefixtures("on_twins")

@@ -13,7 +13,7 @@ from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.contract import BF16_FULL, CLAMP_ONLY, FP32_PLAIN, REF_FP8_ROUND
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.device import DeviceEngine, bf16_contract
-from dsv4nb.engine.gpus import require_gpus, require_one_gpu
+from dsv4nb.engine.gpus import placed, require_gpus, require_one_gpu
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
 from dsv4nb.errors import EngineError, RequestError
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
@@ -132,19 +132,26 @@ def test_two_gpus_are_taken_where_they_reach_each_other(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) != (2, 0))
     assert require_gpus((1, 0)) == (1, 0) == require_gpus((1, 0), "tensor")
-    with pytest.raises(RequestError, match=r"GPU 2 does not reach the memory of GPU 0 .*or one: devices=0") as refused:
-        require_gpus((0, 2))
-    assert refused.value.param == "devices"
-    with pytest.raises(RequestError, match=r"devices is 2,1,0; this version runs on one GPU, on two .*\(2, 1\)"):
-        require_gpus((2, 1, 0))
+    assert placed((1, 0), None) == placed((0, 2), "tensor") == placed((2,), None) == placed((), None) == ("tensor", "")
+    assert require_gpus((0, 2)) == (0, 2)
+    assert placed((0, 2), None) == ("pipeline", "GPU 2 does not reach the memory of GPU 0")
+    told = r"placement is 'tensor' on devices 0,2; GPU 2 does not reach .* placement='pipeline' needs no such reach"
+    with pytest.raises(RequestError, match=told) as refused:
+        require_gpus((0, 2), "tensor")
+    assert refused.value.param == "placement"
+    assert require_gpus((2, 1, 0), "pipeline") == (2, 1, 0)
+    assert placed((2, 1, 0), "pipeline") == ("pipeline", "")
+    for placement in (None, "tensor"):
+        with pytest.raises(RequestError, match=r"devices is 2,1,0; two GPUs share .*\(2, 1\), .* placement='pipeline'"):
+            require_gpus((2, 1, 0), placement)
 
 
 @pytest.mark.parametrize(
     ("devices", "placement", "told"),
     [
-        ((0, 1), "pipeline", "placement is 'pipeline'; this version does not run layers on one GPU after the other"),
-        ((0, 1), "tensors", "placement is 'tensors'; it must be 'tensor'"),
-        (0, "tensor", "placement is 'tensor' on 1 GPU; it is how two GPUs share a model"),
+        ((0, 1), "tensors", "placement is 'tensors'; it must be 'tensor' or 'pipeline'"),
+        (0, "tensor", "placement is 'tensor' on 1 GPU; it is how several GPUs share a model"),
+        (0, "pipeline", "placement is 'pipeline' on 1 GPU"),
         ("cpu", "tensor", "placement is 'tensor' on the CPU"),
     ],
 )

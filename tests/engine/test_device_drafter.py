@@ -19,10 +19,12 @@ import torch
 
 import dsv4nb
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import BF16_FULL
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.device_state import DeviceState
+from dsv4nb.engine.plain_choice import PlainChoice
 from dsv4nb.engine.protocol import ChooseDraft, Proposal, Row
 from dsv4nb.errors import DrafterFault, EngineError
 from dsv4nb.reference.loading import load_drafter, load_network
@@ -356,3 +358,7 @@ def test_a_draft_through_all_kernels_is_that_of_their_twins(tmp_path: Path) -> N
         if name.startswith("mtp."):
             a, b = as_float32(rows), as_float32(twins[name])
             assert float((a == b).mean()) > 0.8 and np.allclose(a, b, rtol=0.13, atol=0.05), name
+    # what the kernels choose is what the host chooses of their rows
+    plain = PlainChoice(config=SamplerConfig(temperature=2.0, seed=5), first=ours.pos + 1)
+    drawn = engine.draft(ours, 10, plain)
+    assert drawn.margins and list(drawn.ids) == [plain(row, slot, ()) for slot, row in enumerate(drawn.rows)]

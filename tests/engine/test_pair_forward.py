@@ -66,7 +66,7 @@ def pair(toy: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
 
 @pytest.fixture(scope="module")
 def one(toy: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
-    engine = DeviceEngine.from_checkpoint(toy, device=places[0], drafter=False, max_seq=MAX_SEQ)
+    engine = DeviceEngine.from_checkpoint(toy, device=places[0], max_seq=MAX_SEQ)
     yield engine
     engine.close()
 
@@ -92,14 +92,19 @@ def wait_for(state: DeviceState) -> None:
 
 
 def require_mirrors(state: DeviceState) -> None:
-    """Both GPUs hold the same bits, in every row that a later position can see."""
+    """Both GPUs hold the same bits of all layers, in every row that a later position can see."""
     wait_for(state)
     first, second = state.caches.copies
-    for (part, ours), (_, theirs) in zip(first.parts(state.pos), second.parts(state.pos), strict=True):
+    mirrored = {part.name: buffer for part, buffer in second.parts(state.pos)}
+    for part, ours in first.parts(state.pos):
+        if part.name.startswith("mtp."):  # of the drafter, which the first one has
+            continue
+        theirs = mirrored.pop(part.name)
         assert (ours.device, theirs.device) == (first.device, second.device)
         rows = torch.arange(part.first, part.last)
         rows = rows if part.is_entries else rows % ours.shape[0]
         assert torch.equal(ours.cpu()[rows], theirs.cpu()[rows]), part.name
+    assert not mirrored
 
 
 def require_same_streams(engine: DeviceEngine, rows: int) -> None:
@@ -237,8 +242,9 @@ def test_caches_are_counted_on_both_and_come_back(pair: DeviceEngine, places: li
     snapshot = pair.capture(states[0])
     first, second = pair.cache_bytes()
     assert [first.device, second.device] == places
-    filled = 3 * sum(pair.state_bytes(20).values())
-    assert second.used - before[1].used == filled
+    of_state = pair.state_bytes(20)
+    filled = 3 * sum(of_state.values())
+    assert second.used - before[1].used == filled - 3 * of_state["drafter"]
     assert first.used - before[0].used == filled + snapshot.nbytes
     copied = snapshot.nbytes
     snapshot.release()
@@ -249,10 +255,8 @@ def test_caches_are_counted_on_both_and_come_back(pair: DeviceEngine, places: li
     assert all(state.pos == 0 for state in again)
 
 
-def test_two_gpus_do_not_draft_and_three_are_refused(pair: DeviceEngine, toy: Checkpoint) -> None:
-    assert pair.block_size == 0
-    assert pair.draft_fault == "two GPUs do not draft yet; they decode plainly"
-    with pytest.raises(EngineError, match="3 GPUs; the GPU engine runs on one or on two"):
+def test_three_are_refused(toy: Checkpoint) -> None:
+    with pytest.raises(EngineError, match="3 GPUs; two share every layer at most"):
         DeviceEngine.from_checkpoint(toy, device=["cpu"] * 3)
 
 
@@ -294,9 +298,10 @@ def test_a_gpu_that_waits_in_vain_gives_up(pair: DeviceEngine, at: At, prompt: l
 def test_a_model_on_two_gpus_answers_as_on_the_cpu(question: str) -> None:
     replies = []
     for devices in ("cpu", (0, 1)):
-        with dsv4nb.load("toy", devices=devices, drafter=False, max_seq=MAX_SEQ) as model:  # type: ignore[arg-type]
-            replies.append(model.generate(question, temperature=0.0, max_new=48).text)
-    assert replies[0] == replies[1]
+        with dsv4nb.load("toy", devices=devices, max_seq=MAX_SEQ) as model:  # type: ignore[arg-type]
+            for spec in (True, False):
+                replies.append(model.generate(question, temperature=0.0, max_new=48, spec=spec).text)
+    assert len(set(replies)) == 1
 
 
 def test_a_model_is_loaded_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,8 +316,10 @@ def test_a_model_is_loaded_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "What is the capital of France?"
     with twin_kernels(), dsv4nb.load("toy", devices=(0, 1), placement="tensor", max_seq=MAX_SEQ) as model:
         assert model.info.device == "GPUs 0 and 1"
-        assert "two GPUs do not draft yet" in model.info.drafter
-        found = model.generate(asked, temperature=0.0, max_new=24).text
+        assert model.info.drafter == "DSpark, 5 drafts a round"
+        reply = model.generate(asked, temperature=0.0, max_new=24)
+        assert reply.rounds
+        found = reply.text
     with dsv4nb.load("toy", devices="cpu", drafter=False, max_seq=MAX_SEQ) as model:
         assert found == model.generate(asked, temperature=0.0, max_new=24).text
 

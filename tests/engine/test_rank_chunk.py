@@ -200,7 +200,8 @@ def test_scores_in_bands_choose_the_same_entries(
     start = fast.new_state()
     fast.prefill(start, prompt[:256])
     snapshot = fast.capture(start)
-    monkeypatch.setattr(rank_chunk.RankChunk.__init__, "__kwdefaults__", {"rows": CHUNK, "score_bytes": 1})
+    make = rank_chunk.RankChunk.__init__
+    monkeypatch.setattr(make, "__kwdefaults__", {**(make.__kwdefaults__ or {}), "score_bytes": 1})
     banded = DeviceEngine(exact.ranks, small.config, small.contract, max_seq=MAX_SEQ, chunk_rows=CHUNK)
     bands, own = [], chunk_layer.index_scores.index_scores
 
@@ -356,8 +357,8 @@ def test_a_chunk_can_be_captured(fast: DeviceEngine, prompt: list[int]) -> None:
         before = chunks.nbytes, torch.cuda.memory_allocated()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-            chunk, y = chunks._launch(states[1].caches, 54, 256)
-            chunks._end(chunk, y, states[1].caches.draft, has_head=True)
+            for _ in chunks.launches(states[1].caches, 54, 256, 1, has_head=True):
+                pass
         graph.replay()
         torch.cuda.synchronize()
         assert (chunks.nbytes, torch.cuda.memory_allocated()) == before

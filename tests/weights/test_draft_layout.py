@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import dsv4nb
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
-from dsv4nb.errors import DamagedCheckpoint
+from dsv4nb.errors import DamagedCheckpoint, NotEnoughMemory
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 from dsv4nb.weights.draft_layout import draft_limit
 from dsv4nb.weights.loader import load_weights
@@ -20,7 +21,8 @@ from dsv4nb.weights.packing import unpack_fp8
 from dsv4nb.weights.progress import LoadStep
 from dsv4nb.weights.rank_loader import load_ranks
 from dsv4nb.weights.reader import Reader
-from dsv4nb_kernels import fp8_rows
+from dsv4nb.weights.store import tensors_of
+from dsv4nb_kernels import bf16_rows, fp8_rows
 from dsv4nb_kernels._expert_weights import unpack_down
 
 CPU = torch.device("cpu")
@@ -88,12 +90,30 @@ def test_everything_of_a_drafter_is_that_of_the_file(toy: Checkpoint) -> None:
 def test_it_is_read_where_it_is_wanted_and_every_tensor_once(toy: Checkpoint, ranks: int) -> None:
     steps: list[LoadStep] = []
     both = load_ranks(toy, [CPU] * ranks, drafter=True, on_progress=steps.append)
-    assert len(steps) == len(toy.entries)
+    told = [step.done_bytes for step in steps]
+    assert told == sorted(set(told))
     assert steps[-1].done_bytes == steps[-1].total_bytes == sum(entry.nbytes for entry in toy.entries.values())
-    shares = [rank.draft for rank in both]
-    assert all(share is not None and len(share.markov_out) == 1280 // ranks for share in shares)
+    assert [rank.draft is None for rank in both] == [False, True][:ranks]
     for rank in load_ranks(toy, [CPU] * ranks):
         assert rank.draft is None and rank.draft_fault == ""
+
+
+def test_the_first_of_two_ranks_has_it_whole_and_the_head_once(toy: Checkpoint) -> None:
+    (alone,) = load_ranks(toy, [CPU], drafter=True)
+    first, second = load_ranks(toy, [CPU, CPU], drafter=True)
+    assert alone.draft is not None and first.draft is not None
+    assert first.draft.shapes == alone.draft.shapes == alone.shapes
+    pairs = list(zip(tensors_of(first.draft), tensors_of(alone.draft), strict=True))
+    assert len(pairs) > 40 and all(torch.equal(one, other) for one, other in pairs)
+    assert first.draft.embed is first.embed
+    halves = [bf16_rows.unpack(rank.head) for rank in (first, second)]
+    assert torch.equal(torch.cat(halves), bf16_rows.unpack(alone.head))
+    assert first.head.words.data_ptr() == first.draft.head.words.data_ptr()
+    assert first.head.words.nbytes == second.head.words.nbytes == first.draft.head.words.nbytes // 2
+    plain = load_ranks(toy, [CPU, CPU])
+    own = sum(t.nbytes for t in tensors_of(replace(first.draft, embed=first.embed[:0]))) - first.head.words.nbytes
+    assert first.resident_bytes == plain[0].resident_bytes + own
+    assert second.resident_bytes == plain[1].resident_bytes
 
 
 @pytest.mark.parametrize(
@@ -114,6 +134,27 @@ def test_a_drafter_that_cannot_run_is_left_out_and_named(tmp_path: Path, name: s
     assert len(rank.layers) == 1
 
 
+def test_the_first_gpu_must_have_room_for_all_of_it(toy: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[LoadStep] = []
+    load_ranks(toy, [CPU, CPU], drafter=True, on_progress=steps.append)
+    (_, first), (_, second) = steps[-1].placed
+    stored = sum(entry.nbytes for name, entry in toy.entries.items() if name.startswith("mtp."))
+    assert first - second == stored + toy.entries["head.weight"].nbytes // 2
+    rooms = {torch.device("cuda:0"): first - 1, torch.device("cuda:1"): second}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (rooms[device], first))
+    with pytest.raises(NotEnoughMemory, match=r"as it is stored, on cuda:0"):  # before a tensor is sent anywhere
+        load_ranks(toy, list(rooms), drafter=True)
+
+
+def test_a_head_without_a_drafter_keeps_no_more_than_its_rows(tmp_path: Path) -> None:
+    checkpoint = change(small(tmp_path), "mtp.0.main_norm.weight", lambda t: t * torch.nan)
+    both = load_ranks(checkpoint, [CPU, CPU], drafter=True)
+    assert [rank.draft for rank in both] == [None, None]
+    assert all("mtp.0.main_norm.weight is not finite" in rank.draft_fault for rank in both)
+    for rank in both:
+        assert rank.head.words.untyped_storage().nbytes() == rank.head.words.nbytes == 2 * 32 * rank.head.k
+
+
 def test_sizes_that_the_kernels_do_not_draft_with_are_named_and_nothing_is_read(tmp_path: Path) -> None:
     checkpoint = small(tmp_path, dspark_markov_rank=24)
     steps: list[LoadStep] = []
@@ -124,21 +165,17 @@ def test_sizes_that_the_kernels_do_not_draft_with_are_named_and_nothing_is_read(
     config = checkpoint.config
     assert config.dspark is not None
     fitting = replace(config, dspark=replace(config.dspark, markov_rank=32))
-    assert draft_limit(fitting, 1) == ""
-    assert draft_limit(fitting, 2) == "vocab_size is 64; the GPU engine drafts from multiples of 128"
+    assert draft_limit(fitting) == ""
+    odd = replace(fitting, vocab_size=96)
+    assert draft_limit(odd) == "vocab_size is 96; the GPU engine drafts from multiples of 64"
     wide = replace(config, dspark=replace(config.dspark, block_size=9))
-    assert draft_limit(wide, 1) == "dspark_block_size is 9; the GPU engine drafts up to 8"
+    assert draft_limit(wide) == "dspark_block_size is 9; the GPU engine drafts up to 8"
 
 
-def test_a_file_that_ends_early_is_no_fault_of_the_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_ends_early_is_no_fault_of_the_drafter(tmp_path: Path) -> None:
     checkpoint = small(tmp_path)
-    read = Reader.read
-
-    def cut(self: Reader, name: str) -> torch.Tensor:
-        if name.startswith("mtp.1."):
-            raise DamagedCheckpoint("here", [f"{name} needs more bytes"])
-        return read(self, name)
-
-    monkeypatch.setattr(Reader, "read", cut)
-    with pytest.raises(DamagedCheckpoint):
+    last = max((e for name, e in checkpoint.entries.items() if name.startswith("mtp.1.")), key=lambda e: e.offset)
+    os.truncate(last.file, last.offset + last.nbytes - 1)
+    told = f"{last.name} needs {last.nbytes} bytes, {last.nbytes - 1} are there"
+    with pytest.raises(DamagedCheckpoint, match=told):
         load_ranks(checkpoint, [CPU], drafter=True)

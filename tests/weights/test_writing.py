@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import weakref
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef  # type: ignore[attr-defined]
 
 from dsv4nb.checkpoint.config import from_hf
 from dsv4nb.checkpoint.headers import INDEX, ITEM_BYTES, read_entries
 from dsv4nb.checkpoint.inventory import Spec
 from dsv4nb.checkpoint.synthetic import hf_config, inference_config, official_shard
 from dsv4nb.errors import NotACheckpoint, RequestError
+from dsv4nb.weights import writing
 from dsv4nb.weights.synthetic import SyntheticReader
 from dsv4nb.weights.writing import write_folder
 
@@ -24,19 +26,19 @@ RAW = hf_config("tiny", {"num_hidden_layers": 2, "n_routed_experts": 2})
 
 
 class Watched(SyntheticReader):
-    """Tells whether what it made before is still held by somebody."""
+    """Tells how much of what it made before is still held by somebody."""
 
     def __init__(self, fails_at: str = "") -> None:
         super().__init__(from_hf(RAW))
-        self.held: list[weakref.ref[Tensor]] = []
+        self.held: list[StorageWeakRef] = []
         self.most, self.fails_at = 0, fails_at
 
     def read(self, name: str) -> Tensor:
-        self.most = max(self.most, sum(one() is not None for one in self.held))
+        self.most = max(self.most, sum(not one.expired() for one in self.held))
         if name == self.fails_at:
             raise KeyboardInterrupt
         value = super().read(name)
-        self.held.append(weakref.ref(value))
+        self.held.append(StorageWeakRef(value.untyped_storage()))
         return value
 
 
@@ -75,10 +77,28 @@ def test_files_are_those_of_the_release_and_every_tensor_is_aligned(tmp_path: Pa
     assert all(entry.offset % ITEM_BYTES[entry.dtype] == 0 for entry in entries.values())
 
 
-def test_one_tensor_is_held_at_a_time(tmp_path: Path) -> None:
+def test_what_waits_to_be_written_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "PENDING_BYTES", 0)
     source = Watched()
     write(tmp_path, source)
-    assert len(source.held) == len(source.entries) and source.most == 0
+    assert len(source.held) == len(source.entries)
+    assert source.most <= 2  # one is written, and a thread may not have let go of the one before
+
+
+def test_a_disk_that_fails_ends_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = writing._write
+
+    def full(path: Path, at: int, data: Tensor) -> None:
+        if path.name.startswith("model-00002"):
+            raise OSError(28, "No space left on device")
+        written(path, at, data)
+
+    monkeypatch.setattr(writing, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, Watched())
+    assert not any(thread.name.startswith("dsv4nb-write") for thread in threading.enumerate())
+    with pytest.raises(NotACheckpoint):
+        read_entries(tmp_path)
 
 
 def test_what_is_interrupted_is_no_checkpoint(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ const CLASSES = {
   source: "rows that the next entries are pooled from",
   drafter: "context rows of the drafter",
   prefill: "what prompts are read in chunks with",
+  forward: "angles of all positions, and what kernels hand on",
 };
 
 /** What the caches take. */

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from dsv4nb.engine.free_memory import free_host_bytes, largest_session
 from dsv4nb.model import load
-from dsv4nb.session.room import free_host_bytes, largest_session
 
 
 def stepped(positions: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How long a session can get in the memory that is free."""
+"""How much memory is free, and how long a session can get in it."""
 
 from __future__ import annotations
 
