@@ -192,8 +192,7 @@ def rig(asked: Asked, *, rows: int = SPAN + MAX_ROWS, counts: bool = True) -> It
     copy_tb_s = copy_rate(devices[0])
     ranks, load_s = made_weights(asked, config, devices)
     if asked.routes == "measured":
-        tables = replayed_tables(config, min(ROUTED_POSITIONS, config.vocab_size), seed=asked.seed)
-        ranks = [with_routes(weights, tables) for weights in ranks]
+        ranks = _routed(ranks, config, asked)
     asked = replace(asked, graphs=asked.graphs and devices[0].type == "cuda")
     facts = ran(
         asked, config, devices=names_of(devices), shared=shared(asked, ranks), max_seq=max_seq, load_s=load_s,
@@ -204,6 +203,23 @@ def rig(asked: Asked, *, rows: int = SPAN + MAX_ROWS, counts: bool = True) -> It
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def replayed(made: Rig) -> Iterator[Rig]:
+    """Make another engine on the weights of one of free routes, whose layers look their experts up in tables."""
+    asked = replace(made.asked, routes="measured", form="exact")
+    ranks = _routed(made._ranks, made._config, asked)
+    other = Rig(asked, ranks, made._config, made.traffic, replace(made.facts, routes="measured"), counts=False)
+    try:
+        yield other
+    finally:
+        other.close()
+
+
+def _routed(ranks: Sequence[RankWeights], config: ModelConfig, asked: Asked) -> list[RankWeights]:
+    tables = replayed_tables(config, min(ROUTED_POSITIONS, config.vocab_size), seed=asked.seed)
+    return [with_routes(weights, tables) for weights in ranks]
 
 
 def made_weights(

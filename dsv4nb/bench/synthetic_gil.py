@@ -53,19 +53,19 @@ def synthetic_gil(asked: Asked, *, new: int, runs: int) -> Report:
     samples: Samples = {}
     with rig(asked, rows=new + MAX_ROWS, counts=False) as made:
         for width in asked.widths:
-            _rate(made, width, min(new, 8))  # compiles, captures, replays
+            rate(made, width, min(new, 8))  # compiles, captures, replays
         for _ in range(runs):
             for width in asked.widths:
                 for interval in INTERVALS_S:
                     with switching_every(interval):
-                        idle, _ = _rate(made, width, new)
-                        busy, cell = _rate(made, width, new, busy=True)
+                        idle, _ = rate(made, width, new)
+                        busy, cell = rate(made, width, new, busy=True)
                     name = f"{width} row{'s' * (width > 1)} a forward"
                     samples.setdefault((name, interval), []).append((idle, busy, cell / alone))
         return Report(ran=made.facts, context=asked.contexts[0], runs=runs, forwards=new, arms=medians(samples))
 
 
-def _rate(made: Rig, width: int, new: int, *, busy: bool = False) -> tuple[float, float]:
+def rate(made: Rig, width: int, new: int, *, busy: bool = False) -> tuple[float, float]:
     """Return forwards per second, and rounds per second of a cell that computes meanwhile.
 
     A run that takes longer than `LIMIT_S` is stopped: what it did by then is measured.

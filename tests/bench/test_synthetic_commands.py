@@ -292,3 +292,22 @@ def test_decode_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert sum(line["us"] for line in table["lines"]) == pytest.approx(table["step_us"])
         assert any("expert_up" in line["name"] for line in table["lines"])
     assert "kernels of a forward of 6 at 40" in text
+
+
+@pytest.mark.parametrize("shape", TAPS)
+def test_the_whole_tells_each_line_as_it_comes(
+    twins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    for name, value in {"SAMPLES": 2, "CHAINED": 3, "ROUNDS": 2, "PROMPTS": (20, 9), "PROMPT_TURNS": 1}.items():
+        monkeypatch.setattr(f"dsv4nb.bench.whole.{name}", value)
+    file = tmp_path / "told.json"
+    asked = ["whole", "--synthetic", shape, *SMALL, *TAPS[shape], "--devices", "0,1", "--widths", "1", "3"]
+    assert main([*asked, "--context", "40", "70", "--json", str(file)]) == 0
+    said, told = capsys.readouterr(), json.loads(file.read_text())
+    names = [line["name"] for line in told["lines"]]
+    assert all(name in said.err and name in said.out for name in names)
+    assert all(line["value"] > 0 for line in told["lines"])
+    drafted = ["a block of drafts", "rounds, free routes, drafts included", "rounds, routes of a text, drafts included"]
+    assert [name for name in drafted if name in names] == (drafted if shape == "tiny-0731" else [])
+    assert {"plain at 40, each of the one before", "rows of 3, routes of a text", "prompt of 20"} <= set(names)
+    assert {"plain at 70, tokens given", "T(70) / T(40), one row"} <= set(names)
