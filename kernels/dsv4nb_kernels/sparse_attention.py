@@ -29,7 +29,7 @@ from dsv4nb_kernels._rounded_rows import RoundedRows, codes_of, require_rows, ro
 from dsv4nb_kernels._turns import take_turn
 
 LIMITS = {
-    "attend": Limits(registers=108, shared_bytes=80 * 1024),
+    "attend": Limits(registers=148, shared_bytes=32 * 1024),
     "combine": Limits(registers=230, shared_bytes=1024),
 }
 
@@ -125,29 +125,37 @@ def _attend_kernel(
     i_row = tl.program_id(2)
     o_head = i_head + tl.arange(0, HEADS)
     o_key = tl.arange(0, KEYS)
-    o_d = tl.arange(0, WIDTH)
+    o_d = tl.arange(0, 128)
     p_places = window_places_ptr + (i_row * WINDOW + i_split) * KEYS
     p_cache = window_ptr
     if i_split >= WINDOW:
         p_places = entries_places_ptr + (i_row * ENTRIES + i_split - WINDOW) * KEYS
         p_cache = entries_ptr
+    p_query = query_ptr + (i_row * H + o_head[:, None]) * WIDTH + o_d[None, :]
     take_turn(DEPENDENT, EAGER)
-    # whole rows: of parts, the next would be asked for when the one before has come
-    b_query = tl.load(query_ptr + (i_row * H + o_head[:, None]) * WIDTH + o_d[None, :])
+    query = ()
+    for c in tl.static_range(WIDTH // 128):
+        query = query + (tl.load(p_query + c * 128),)
     i_place = tl.load(p_places + o_key)
     m_key = i_place >= 0
     o_part = (i_row * (WINDOW + ENTRIES) + i_split) * H + o_head
     if tl.max(i_place, axis=0) >= 0:
         p_keys = p_cache + i_place.to(tl.int64)[:, None] * WIDTH + o_d[None, :]
-        b_keys = tl.load(p_keys, mask=m_key[:, None], other=0.0)
-        b_z = dot_bf16(b_query, tl.trans(b_keys), tl.zeros([HEADS, KEYS], tl.float32), TENSOR_CORES)
+        keys = ()
+        for c in tl.static_range(WIDTH // 128):
+            keys = keys + (tl.load(p_keys + c * 128, mask=m_key[:, None], other=0.0),)
+        b_z = tl.zeros([HEADS, KEYS], tl.float32)
+        for c in tl.static_range(WIDTH // 128):
+            b_z = dot_bf16(query[c], tl.trans(keys[c]), b_z, TENSOR_CORES)
         b_z = tl.where(m_key[None, :], b_z * (scale * _LOG2_E), float("-inf"))
         b_top = tl.max(b_z, axis=1)
         b_raised = tl.exp2(b_z - b_top[:, None])
         tl.store(tops_ptr + o_part, b_top)
         tl.store(totals_ptr + o_part, tl.sum(b_raised, axis=1))
-        b_mixed = dot_float(b_raised, b_keys, tl.zeros([HEADS, WIDTH], tl.float32), TENSOR_CORES)
-        tl.store(mixed_ptr + o_part.to(tl.int64)[:, None] * WIDTH + o_d[None, :], b_mixed)
+        p_mixed = mixed_ptr + o_part.to(tl.int64)[:, None] * WIDTH + o_d[None, :]
+        for c in tl.static_range(WIDTH // 128):
+            b_mixed = dot_float(b_raised, keys[c], tl.zeros([HEADS, 128], tl.float32), TENSOR_CORES)
+            tl.store(p_mixed + c * 128, b_mixed)
     else:
         tl.store(tops_ptr + o_part, tl.full([HEADS], _LOWEST, tl.float32))
         tl.store(totals_ptr + o_part, tl.zeros([HEADS], tl.float32))
@@ -181,22 +189,33 @@ def _combine_kernel(
     p_mixed = mixed_ptr + (i_row * S * H + i_head).to(tl.int64) * WIDTH
     take_turn(DEPENDENT, EAGER)
     b_cos, b_sin = angles_of(cos_ptr + i_row * TAIL, sin_ptr + i_row * TAIL, WIDTH, TAIL)
-    parts = ()
-    for i in tl.static_range((S + _TOGETHER - 1) // _TOGETHER):
-        o_part = i * _TOGETHER + o_eight
-        # of splits without keys too, where anything may stand: else they would wait until the totals are there
-        p_part = p_mixed + o_part[:, None] * (H * WIDTH) + o_d[None, :]
-        parts = parts + (tl.load(p_part, mask=(o_part < S)[:, None], other=0.0),)
-    tl.debug_barrier()  # the compiler would ask for them behind the largest
-    top = tl.max(tl.load(p_tops + o_split * H, mask=o_split < S, other=_LOWEST), axis=0)
     b_mixed = tl.zeros([WIDTH], tl.float32)
     total = 0.0
-    for i in tl.static_range((S + _TOGETHER - 1) // _TOGETHER):
-        o_part = i * _TOGETHER + o_eight
-        b_total = tl.load(p_totals + o_part * H, mask=o_part < S, other=0.0)
-        b_share = tl.exp2(tl.load(p_tops + o_part * H, mask=o_part < S, other=_LOWEST) - top)
-        b_mixed += tl.sum(tl.where((b_total > 0)[:, None], parts[i], 0.0) * b_share[:, None], axis=0)
-        total += tl.sum(b_total * b_share, axis=0)
+    if S <= 3 * _TOGETHER:
+        parts = ()  # as many as registers hold
+        for i in tl.static_range((S + _TOGETHER - 1) // _TOGETHER):
+            o_part = i * _TOGETHER + o_eight
+            # of splits without keys too, where anything may stand: else they would wait until the totals are there
+            p_part = p_mixed + o_part[:, None] * (H * WIDTH) + o_d[None, :]
+            parts = parts + (tl.load(p_part, mask=(o_part < S)[:, None], other=0.0),)
+        tl.debug_barrier()  # the compiler would ask for them behind the largest
+        top = tl.max(tl.load(p_tops + o_split * H, mask=o_split < S, other=_LOWEST), axis=0)
+        for i in tl.static_range((S + _TOGETHER - 1) // _TOGETHER):
+            o_part = i * _TOGETHER + o_eight
+            b_total = tl.load(p_totals + o_part * H, mask=o_part < S, other=0.0)
+            b_share = tl.exp2(tl.load(p_tops + o_part * H, mask=o_part < S, other=_LOWEST) - top)
+            b_mixed += tl.sum(tl.where((b_total > 0)[:, None], parts[i], 0.0) * b_share[:, None], axis=0)
+            total += tl.sum(b_total * b_share, axis=0)
+    else:
+        top = tl.max(tl.load(p_tops + o_split * H, mask=o_split < S, other=_LOWEST), axis=0)
+        for i in range((S + _TOGETHER - 1) // _TOGETHER):
+            o_part = i * _TOGETHER + o_eight
+            b_total = tl.load(p_totals + o_part * H, mask=o_part < S, other=0.0)
+            b_share = tl.exp2(tl.load(p_tops + o_part * H, mask=o_part < S, other=_LOWEST) - top)
+            p_part = p_mixed + o_part[:, None] * (H * WIDTH) + o_d[None, :]
+            b_parts = tl.load(p_part, mask=(b_total > 0)[:, None], other=0.0)
+            b_mixed += tl.sum(b_parts * b_share[:, None], axis=0)
+            total += tl.sum(b_total * b_share, axis=0)
     # a row without keys has nothing to divide, and its sink may be far above the lowest maximum
     total += tl.exp2(tl.minimum(sink - top, 126.0))
     b_out = turn_tail(b_mixed / total, b_cos, b_sin, WIDTH, TAIL)

@@ -23,6 +23,7 @@ PLAIN = (
     ("attend", "32x640"),
     ("attend", "64x640"),
     ("combine", "32x640"),
+    ("combine", "32x1152"),
     ("expand", "4 parts"),
     ("expand", "nothing to add"),
     ("expand", "head"),
@@ -230,8 +231,9 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     if op in ("fp8_chunk", "plan_chunk", "expert_up_chunk", "expert_down_chunk"):
         return [chunk_product(op, shape)]
     if op in ("attend", "combine"):
-        heads, cut = int(shape.split("x")[0]), sparse_attention.TUNING
-        splits = 128 // cut.keys, 512 // cut.keys
+        heads, places = map(int, shape.split("x"))
+        cut = sparse_attention.TUNING
+        splits = 128 // cut.keys, (places - 128) // cut.keys
         limits = sparse_attention.LIMITS[op]
         left = types("mixed tops totals", "fp32 fp32 fp32")
         if op == "attend":

@@ -210,9 +210,10 @@ def test_m28_a_cut_by_the_number_of_rows_is_caught(place: torch.device) -> None:
 
 
 @pytest.mark.kernels
-def test_hidden_keys_at_the_end_change_no_bit_and_a_row_without_keys_is_zero(place: torch.device) -> None:
+@pytest.mark.parametrize("columns", [144, 400])  # 12 splits, which registers hold at once, and 28, which they do not
+def test_hidden_keys_at_the_end_change_no_bit_and_a_row_without_keys_is_zero(columns: int, place: torch.device) -> None:
     step = draw_step(2, 16, 128, (32, 16), place)
-    hidden = torch.full((2, 144), -1, dtype=torch.int32, device=place)
+    hidden = torch.full((2, columns), -1, dtype=torch.int32, device=place)
     longer = replace(step, entries=replace(step.entries, places=torch.cat((step.entries.places, hidden), 1)))
     assert torch.equal(run(longer), run(step))
     blind = replace(
