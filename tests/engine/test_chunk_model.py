@@ -37,7 +37,7 @@ def on_twins() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(on_twins: None) -> Iterator[Model]:
-    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=False, prefill_rows=64) as model:
+    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=False, prefill_rows=64, warmup=False) as model:
         yield model
 
 
@@ -54,7 +54,9 @@ def test_card_and_recipe_say_how_a_prompt_was_read(model: Model) -> None:
 
 @pytest.mark.usefixtures("on_twins")
 def test_two_gpus_read_a_prompt_in_chunks_and_answer_as_one(model: Model) -> None:
-    with dsv4nb.load("toy", devices=(0, 1), placement="tensor", max_seq=384, drafter=False, prefill_rows=64) as two:
+    with dsv4nb.load(
+        "toy", devices=(0, 1), placement="tensor", max_seq=384, drafter=False, prefill_rows=64, warmup=False
+    ) as two:
         assert len(two.engine.cache_bytes()) == 2
         assert dict(two.info.rows())["prompts"] == "fast, in chunks of 64"
         reply = two.generate(ASKED, temperature=0.0, max_new=12)
@@ -65,7 +67,7 @@ def test_two_gpus_read_a_prompt_in_chunks_and_answer_as_one(model: Model) -> Non
 
 @pytest.mark.usefixtures("on_twins")
 def test_an_exact_model_is_another_one(model: Model) -> None:
-    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=False, prefill="exact") as exact:
+    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=False, prefill="exact", warmup=False) as exact:
         assert exact.engine is not model.engine
         assert dict(exact.info.rows())["prompts"] == "exact"
         assert exact.generate("Hello!", temperature=0.0, max_new=2).recipe.prefill == "exact"
@@ -74,7 +76,9 @@ def test_an_exact_model_is_another_one(model: Model) -> None:
 @pytest.mark.usefixtures("on_twins")
 def test_a_model_that_cannot_be_read_in_chunks_says_why_on_its_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "chunk_fault", lambda config, shapes: "heads is 16")
-    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=False, prefill="fast", name="few heads") as model:
+    with dsv4nb.load(
+        "toy", devices=0, max_seq=384, drafter=False, prefill="fast", name="few heads", warmup=False
+    ) as model:
         assert dict(model.info.rows())["prompts"] == "exact: heads is 16"
         assert model.limits.prefill == "exact"
 

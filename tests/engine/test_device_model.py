@@ -42,7 +42,7 @@ def on_twins() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(on_twins: None) -> Iterator[Model]:
-    with dsv4nb.load("toy", devices=0, max_seq=384) as model:
+    with dsv4nb.load("toy", devices=0, max_seq=384, warmup=False) as model:
         yield model
 
 
@@ -89,7 +89,7 @@ def test_its_card_says_where_and_how_it_runs(model: Model) -> None:
 def speculating(request: pytest.FixtureRequest) -> Iterator[Model]:
     if request.param == "twins":
         request.getfixturevalue("on_twins")
-    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=True) as model:
+    with dsv4nb.load("toy", devices=0, max_seq=384, drafter=True, warmup=False) as model:
         yield model
 
 
@@ -123,7 +123,7 @@ def test_a_broken_drafter_is_named_and_the_model_still_answers(tmp_path: Path) -
     tensors = load_file(shard)
     tensors[name][5] = float("nan")
     save_file(tensors, shard, metadata={"format": "pt"})
-    with dsv4nb.load(tmp_path / "model", devices=0, max_seq=384) as broken:
+    with dsv4nb.load(tmp_path / "model", devices=0, max_seq=384, warmup=False) as broken:
         assert broken.info.drafter == f"none: the drafter of the checkpoint cannot run: {name} is not finite"
         reply = broken.generate(ASKED, temperature=0.0, max_new=20)
         assert reply.text and not reply.rounds

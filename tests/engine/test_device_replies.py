@@ -55,7 +55,7 @@ ON_HOST: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=["twins", pytest.param("gpu", marks=pytest.mark.gpu)])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     if request.param == "gpu":
-        with dsv4nb.load("toy", devices=0, max_seq=384) as model:
+        with dsv4nb.load("toy", devices=0, max_seq=384, warmup=False) as model:
             yield model
         return
     load = DeviceEngine.from_checkpoint
@@ -67,7 +67,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch, twin_kernels():
         patch.setattr(assembling, "require_gpus", lambda ids, placement: ids)
         patch.setattr(DeviceEngine, "from_checkpoint", from_checkpoint)
-        with dsv4nb.load("toy", devices=0, max_seq=384) as model:
+        with dsv4nb.load("toy", devices=0, max_seq=384, warmup=False) as model:
             yield model
 
 
@@ -198,7 +198,7 @@ def test_the_row_that_a_run_leaves_is_the_same_bits(model: Model, monkeypatch: p
 
 
 def test_another_drafter_than_the_engines_own_is_asked(model: Model, chosen: Counter[str]) -> None:
-    with drafted_model("toy", ScriptedDrafter(1.0), devices=0, max_seq=384) as drafted:
+    with drafted_model("toy", ScriptedDrafter(1.0), devices=0, max_seq=384, warmup=False) as drafted:
         reply = drafted.generate(ASKED, max_new=NEW, **SETTINGS["hot"])
     assert chosen["together"] == chosen["drafts"] == 0 < chosen["drawn"]
     assert reply.ids == model.generate(ASKED, max_new=NEW, spec=False, **SETTINGS["hot"]).ids

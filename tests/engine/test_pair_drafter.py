@@ -287,7 +287,7 @@ def model(places: list[str]) -> Iterator[Model]:
         if places[0] == "cpu":
             patch.setattr(assembling, "require_gpus", lambda ids, placement: ids)
         patch.setattr(DeviceEngine, "from_checkpoint", from_checkpoint)
-        with dsv4nb.load("toy", devices=(0, 1), max_seq=MAX_SEQ, drafter=True) as model:
+        with dsv4nb.load("toy", devices=(0, 1), max_seq=MAX_SEQ, drafter=True, warmup=False) as model:
             yield model
 
 

@@ -314,7 +314,7 @@ def test_a_model_is_loaded_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembling, "require_gpus", lambda ids, placement: ids)
     monkeypatch.setattr(DeviceEngine, "from_checkpoint", from_checkpoint)
     asked = "What is the capital of France?"
-    with twin_kernels(), dsv4nb.load("toy", devices=(0, 1), placement="tensor", max_seq=MAX_SEQ) as model:
+    with twin_kernels(), dsv4nb.load("toy", devices=(0, 1), placement="tensor", max_seq=MAX_SEQ, warmup=False) as model:
         assert model.info.device == "GPUs 0 and 1"
         assert model.info.drafter == "DSpark, 5 drafts a round"
         reply = model.generate(asked, temperature=0.0, max_new=24)

@@ -252,7 +252,7 @@ def test_a_model_is_loaded_on_several_and_its_card_says_why(
     monkeypatch.setattr(gpus, "unreached", lambda ids: fault)
     monkeypatch.setattr(DeviceEngine, "from_checkpoint", from_checkpoint)
     question = "What is the capital of France?"
-    with twin_kernels(), dsv4nb.load("toy", devices=(0, 1), placement=asked, max_seq=MAX_SEQ) as model:
+    with twin_kernels(), dsv4nb.load("toy", devices=(0, 1), placement=asked, max_seq=MAX_SEQ, warmup=False) as model:
         assert model.info.device.startswith(told)
         assert model.info.drafter == "DSpark, 5 drafts a round"
         found = model.generate(question, temperature=0.0, max_new=24)
