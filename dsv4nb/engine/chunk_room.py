@@ -30,6 +30,7 @@ class ChunkRoom:
     def __init__(self, most: int, device: torch.device) -> None:
         self.most, self.device = most, device
         self._held: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}  # as it was asked for the last time: most layers ask for the same
 
     @property
     def nbytes(self) -> int:
@@ -67,10 +68,14 @@ class ChunkRoom:
         )
 
     def _view(self, name: str, most: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        last = self._last.get(name)
+        if last is not None and last.shape == shape and last.dtype == dtype:
+            return last
         held, nbytes = self._held.get(name), most * dtype.itemsize
         if held is None or held.nbytes < nbytes:
             held = self._held[name] = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
-        return held[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        self._last[name] = held[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        return self._last[name]
 
 
 class Outputs:
