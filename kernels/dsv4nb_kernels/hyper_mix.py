@@ -38,7 +38,7 @@ STREAMS = 4  # HC; the balancing is written out for it
 COEFFICIENTS = STREAMS * (STREAMS + 2)  # pre, post, comb
 CHUNK_ROWS = 16  # rows of a chunk in one program of the first kernel
 LINE = 32  # floats that a program leaves for a row: the products, and last the sum of squares
-LIMITS = {"expand": Limits(registers=254, shared_bytes=1024), "collapse": Limits(registers=124, shared_bytes=128)}
+LIMITS = {"expand": Limits(registers=254, shared_bytes=1024), "collapse": Limits(registers=128, shared_bytes=128)}
 CHUNK_LIMITS = {
     "expand": Limits(registers=255, stack_bytes=48, shared_bytes=1024),
     "collapse": Limits(registers=128, shared_bytes=2 * 1024),

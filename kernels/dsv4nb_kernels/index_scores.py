@@ -19,7 +19,16 @@ import triton.language as tl
 from torch import Tensor
 
 from dsv4nb_kernels._dots import dot_bf16
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import (
+    CHUNK_ROWS_MAX,
+    ROWS_MAX,
+    Limits,
+    require,
+    require_few,
+    require_tensor,
+    runs_ptx,
+    runs_wgmma,
+)
 from dsv4nb_kernels._turns import take_turn
 
 KEYS = 128  # C is a multiple of it, as the twin's
@@ -125,15 +134,19 @@ def index_scores(
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
-    cut = tuning(query.shape[0], keys.shape[0])
+    cut = tuning(query.shape[0], keys.shape[0], is_hopper=runs_wgmma(query.device))
     return launch(query, keys, weights, visible, cut, out=out, dependent=dependent)
 
 
-def tuning(rows: int, count: int) -> Tuning:
-    """Return the cut of `rows` rows and `count` keys: rows share the keys of a program only where programs are many."""
+def tuning(rows: int, count: int, *, is_hopper: bool = True) -> Tuning:
+    """Return the cut of `rows` rows and `count` keys: rows share the keys of a program only where programs are many.
+
+    On other GPUs they always do: a row alone would have 568 bytes of its registers spilled there.
+    """
     if rows > ROWS_MAX:
         return CHUNK_TUNING
-    return TUNING if rows * (count // TUNING.keys) > PROGRAMS and rows > 1 else ALONE
+    shares = rows > 1 and rows * (count // TUNING.keys) > PROGRAMS
+    return TUNING if shares or not is_hopper else ALONE
 
 
 def launch(

@@ -30,7 +30,7 @@ from dsv4nb_kernels._turns import take_turn
 
 LIMITS = {
     "attend": Limits(registers=148, shared_bytes=32 * 1024),
-    "combine": Limits(registers=230, shared_bytes=1024),
+    "combine": Limits(registers=234, stack_bytes=8, shared_bytes=1024),
 }
 
 _LOWEST = tl.constexpr(-3.0e38)  # stands for the maximum of no keys: finite, so that nothing minus nothing is no NaN

@@ -116,8 +116,9 @@ def variants() -> list[tuple[str, str, int, int]]:
                 most = 2 if op == "expert_down early" else 8
                 found += [(op, f"{hidden}x{inner}", c, capability) for c in columns if c <= most]
     found += [("round_rows", "4 splits", 8, capability) for capability in CAPABILITIES]
-    # the form of a kernel for Hopper alone
-    plain = [(op, shape, c) for op, shape in PLAIN for c in CAPABILITIES if c == 90 or not shape.startswith("lanes")]
+    # the form, or the cut, of a kernel for Hopper alone
+    hopper = {(op, shape) for op, shape in PLAIN if shape.startswith("lanes") or shape == "64x128, alone"}
+    plain = [(op, shape, c) for op, shape in PLAIN for c in CAPABILITIES if c == 90 or (op, shape) not in hopper]
     return found + [(op, shape, 8, capability) for op, shape, capability in plain]
 
 
