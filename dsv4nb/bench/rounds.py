@@ -7,6 +7,7 @@ worth it. Whoever multiplies by an acceptance says where that is from.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dsv4nb.bench import gpu
@@ -65,7 +66,7 @@ def rounds(asked: Asked) -> Report:
     with rig(replace(asked, drafter=True)) as made:
         has_drafter = made.engine.block_size > 0
         arms = measured(made, wall=lambda pos, width: _verify_ms(made, pos, width))
-        drafts = {context: _draft_ms(made, context) for context in asked.contexts} if has_drafter else {}
+        drafts = {context: draft_times(made, context) for context in asked.contexts} if has_drafter else {}
         rounds_ms = {
             context: {
                 arm.width: arm.wall_ms.median + (drafts[context].median if has_drafter else 0.0)
@@ -89,7 +90,7 @@ def rounds(asked: Asked) -> Report:
         )
 
 
-def _draft_ms(made: Rig, context: int) -> Times:
+def draft_times(made: Rig, context: int) -> Times:
     """Time blocks of drafts behind a context."""
     places = positions(max(context, 1), 1)[:DRAFTS_SAMPLES]
     for _ in range(3):  # compiles, captures, replays
@@ -102,14 +103,19 @@ def _draft_ms(made: Rig, context: int) -> Times:
     return Times.of(taken)
 
 
+def agreeing(drafts: Sequence[int], chosen: Sequence[int]) -> int:
+    """Return how many rows a round keeps: the first, and one for each draft up to the first that was not chosen."""
+    kept = 1
+    while kept <= len(drafts) and chosen[kept - 1] == drafts[kept - 1]:
+        kept += 1
+    return kept
+
+
 def _verify_ms(made: Rig, pos: int, width: int) -> float:
     """Time the rest of a round: the rows, the best token of each, and the commit of those that agree."""
     tokens = made.tokens(pos, width)
     made.stand(pos)
     started = time.perf_counter()
     chosen = made.engine.draw_rows(made.state, tokens, GREEDY).ids
-    kept = 1
-    while kept < width and chosen[kept - 1] == tokens[kept]:
-        kept += 1
-    made.engine.commit(made.state, kept)
+    made.engine.commit(made.state, agreeing(tokens[1:], chosen))
     return 1e3 * (time.perf_counter() - started)

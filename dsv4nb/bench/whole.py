@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from dsv4nb.bench import gpu
 from dsv4nb.bench.asked import SPAN, Asked, Ran
 from dsv4nb.bench.rig import Rig, positions, replayed, rig
+from dsv4nb.bench.rounds import agreeing, draft_times
 from dsv4nb.bench.spread import Times
 from dsv4nb.bench.synthetic_gil import rate
 from dsv4nb.engine.plain_choice import GREEDY
 
-SAMPLES = 128  # forwards of a width, drafts
+WARM = 3  # compile, capture, replay
+SAMPLES = 128  # forwards of a width
 CHAINED = 256  # tokens, each chosen from the row of the one before
 ROUNDS = 2000
 PROMPTS = (8192, 256)  # tokens
@@ -92,7 +94,7 @@ def _lines(made: Rig) -> Iterator[Line]:
         there = _forwards(made, far, 1)
         yield _rate(f"plain at {far}, tokens given", there, "tok/s")
         yield Line(name=f"T({far}) / T({context}), one row", value=there.median / plain.median, unit="")
-    drafts = _drafts(made, context) if made.engine.block_size else None
+    drafts = draft_times(made, context) if made.engine.block_size else None
     if drafts is not None:
         yield _rate("a block of drafts", drafts, "blocks/s")
         yield _rate("rounds, free routes, drafts included", _rounds(made, context), "rounds/s")
@@ -114,24 +116,11 @@ def _rate(name: str, ms: Times, unit: str) -> Line:
     return Line(name=name, value=1e3 / ms.median, unit=unit, ms=ms)
 
 
-def _timed(run: Callable[[int], object], places: list[int], count: int) -> Times:
-    """Time `run` at `count` places, in turn; before that thrice, which compiles, captures and replays."""
-    for _ in range(3):
-        run(places[0])
-    taken = []
-    for i in range(count):
-        started = time.perf_counter()
-        run(places[i % len(places)])
-        taken.append(1e3 * (time.perf_counter() - started))
-    return Times.of(taken)
-
-
 def _forwards(made: Rig, context: int, width: int) -> Times:
-    return _timed(lambda pos: made.forward(pos, width), positions(context, width), SAMPLES)
-
-
-def _drafts(made: Rig, context: int) -> Times:
-    return _timed(made.draft, positions(max(context, 1), 1), SAMPLES)
+    places = positions(context, width)
+    for _ in range(WARM):
+        made.wall_ms(places[0], width)
+    return Times.of([made.wall_ms(places[i % len(places)], width) for i in range(SAMPLES)])
 
 
 def _chain(made: Rig, context: int) -> Times:
@@ -148,18 +137,16 @@ def _chain(made: Rig, context: int) -> Times:
 
 def _rounds(made: Rig, context: int) -> Times:
     """Whole rounds of the longest block, with the walk along what the model chose."""
-    rows = made.engine.block_size + 1
-
-    def run(pos: int) -> None:
-        made.stand(pos)
+    engine, rows, places, taken = made.engine, made.engine.block_size + 1, positions(max(context, 1), 1), []
+    for turn in range(WARM + ROUNDS):
+        pos = places[turn % len(places)]
         pending = made.tokens(pos, 1)[0]
-        proposal, verified = made.engine.draft_and_draw(made.state, pending, rows, drafts_by=GREEDY, config=GREEDY)
-        kept = 1
-        while kept < rows and verified.ids[kept - 1] == proposal.ids[kept - 1]:
-            kept += 1
-        made.engine.commit(made.state, kept)
-
-    return _timed(run, positions(max(context, 1), 1), ROUNDS)
+        made.stand(pos)
+        started = time.perf_counter()
+        proposal, verified = engine.draft_and_draw(made.state, pending, rows, drafts_by=GREEDY, config=GREEDY)
+        engine.commit(made.state, agreeing(proposal.ids, verified.ids))
+        taken.append(1e3 * (time.perf_counter() - started))
+    return Times.of(taken[WARM:])
 
 
 def _prompts(made: Rig, length: int) -> Times:

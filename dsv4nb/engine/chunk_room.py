@@ -68,12 +68,11 @@ class ChunkRoom:
         )
 
     def _view(self, name: str, most: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        last = self._last.get(name)
-        if last is not None and last.shape == shape and last.dtype == dtype:
-            return last
         held, nbytes = self._held.get(name), most * dtype.itemsize
         if held is None or held.nbytes < nbytes:
             held = self._held[name] = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        elif (last := self._last[name]).shape == shape and last.dtype == dtype:
+            return last
         self._last[name] = held[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
         return self._last[name]
 

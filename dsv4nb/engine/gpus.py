@@ -16,19 +16,6 @@ TENSOR: Final = "tensor"  # two GPUs run every layer, each with its share of the
 PIPELINE: Final = "pipeline"  # each GPU runs some of the layers, one after the other
 
 
-def require_one_gpu(ids: Sequence[int]) -> int:
-    """Return the id of the GPU to run on.
-
-    Raises:
-        RequestError: there is no CUDA device, none of that id, no Triton, or more than one is asked for.
-    """
-    if len(ids) != 1:
-        raise RequestError(
-            f"devices is {_names(ids)}; this runs on one GPU. Name one, such as devices={ids[0]}", param="devices"
-        )
-    return require_gpus(ids)[0]
-
-
 def require_gpus(ids: Sequence[int], placement: str | None = None) -> tuple[int, ...]:
     """Return the ids of the GPUs to run on.
 

@@ -14,8 +14,8 @@ waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +32,7 @@ from dsv4nb.engine.pair_chunk import PairChunk
 from dsv4nb.engine.pair_turns import on, take_turns
 from dsv4nb.engine.protocol import Verified
 from dsv4nb.engine.rank_drafter import RankDrafter
-from dsv4nb.engine.rank_forward import RankForward
+from dsv4nb.engine.rank_forward import RankForward, all_running
 from dsv4nb.engine.rank_layer import Step, StepKey, Trial
 from dsv4nb.errors import EngineError
 from dsv4nb.weights.rank_store import RankWeights
@@ -83,13 +83,9 @@ class PairForward:
         self.device = places[0]
         self.drafter: RankDrafter | None = self._sides[0].drafter
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Launch what is inside on the GPUs' streams; the first GPU is the current one."""
-        with ExitStack() as stack:
-            for side in reversed(self._sides):
-                stack.enter_context(side.running())
-            yield
+        return all_running(self._sides)
 
     @property
     def nbytes(self) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ once. Every kernel has the shape that it has on one GPU, and so has every row th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from dsv4nb.engine.device_caches import Caches
 from dsv4nb.engine.pipeline_chunk import PipelineChunk
 from dsv4nb.engine.protocol import ChooseDraft, Proposal, Verified
 from dsv4nb.engine.rank_drafter import RankDrafter
-from dsv4nb.engine.rank_forward import RankForward
+from dsv4nb.engine.rank_forward import RankForward, all_running
 from dsv4nb.engine.rank_layer import Step
 from dsv4nb.weights.rank_store import RankWeights
 
@@ -55,13 +55,9 @@ class PipelineForward:
         self.device, last = ranks[0].device, self._spans[-1]
         self.drafter = None if last.drafter is None else LastDrafter(last, last.drafter)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Launch what is inside on the GPUs' streams; the first GPU is the current one."""
-        with ExitStack() as stack:
-            for span in reversed(self._spans):
-                stack.enter_context(span.running())
-            yield
+        return all_running(self._spans)
 
     @property
     def nbytes(self) -> tuple[int, ...]:

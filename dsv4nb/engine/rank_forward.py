@@ -8,7 +8,7 @@ waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -286,6 +286,15 @@ class RankForward:
                 goes=self._handover(rows, exists=span.stop < config.num_hidden_layers),
             )
         return self._steps[rows]
+
+
+@contextmanager
+def all_running(forwards: Sequence[RankForward]) -> Iterator[None]:
+    """Launch what is inside on the streams of several GPUs; the first one is the current one."""
+    with ExitStack() as stack:
+        for one in reversed(forwards):
+            stack.enter_context(one.running())
+        yield
 
 
 class _Staging:

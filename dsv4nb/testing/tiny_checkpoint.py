@@ -14,6 +14,23 @@ from dsv4nb.checkpoint.names import parse_name
 from dsv4nb.checkpoint.synthetic import Format, hf_config
 from dsv4nb.weights.synthetic import write_synthetic
 
+# one layer of each kind, as small as the tiles of the kernels that read prompts in chunks are
+CHUNKED: dict[str, Any] = {
+    "compress_ratios": [0, 4, 128],
+    "num_hidden_layers": 3,
+    "num_hash_layers": 1,
+    "num_attention_heads": 32,
+    "o_groups": 16,
+    "o_lora_rank": 128,
+    "index_n_heads": 16,
+    "index_topk": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 256,
+    "sliding_window": 64,
+    "vocab_size": 64,
+}
+
 
 def write_tiny_checkpoint(
     folder: Path, *, drafter: Drafter = "none", fmt: Format = "fp8fp4", seed: int = 0, **overrides: Any

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dsv4nb.contract import FP32_PLAIN, Contract
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.device_state import DeviceState
+from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.loader import load_weights
 from dsv4nb.weights.store import Weights
 
@@ -65,6 +67,19 @@ def facts() -> list[int]:
         while len(ids) < 384:
             ids += model.tokenize("Anna went from Paris to Rome on Monday. The code word is silver otter. ")
     return ids[:384]
+
+
+@pytest.fixture(scope="session")
+def toy() -> Checkpoint:
+    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
+
+
+@pytest.fixture(scope="module", params=["twins", pytest.param("gpu", marks=pytest.mark.gpu2)])
+def pair_places(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """The devices of a pair."""
+    is_gpu = request.param == "gpu"
+    with nullcontext() if is_gpu else twin_kernels():
+        yield ["cuda:0", "cuda:1"] if is_gpu else ["cpu", "cpu"]
 
 
 @pytest.fixture(scope="session")

@@ -90,3 +90,13 @@ def test_room_is_made_once_for_chunks_of_every_length() -> None:
         plan = room.plan(rows, 2, 6)
         assert len(plan.order) == 2 * rows
     assert room.nbytes == taken + 4 * (2 * 2 * MOST + 2 * 6 + 2 * len(room.plan(MOST, 2, 6).tile_experts))
+
+
+def test_room_that_is_asked_for_as_before_but_for_more_later_is_there_at_once() -> None:
+    room = ChunkRoom(8, torch.device("cpu"))
+    room.fixed("x", 4, most=4)
+    assert room.fixed("x", 4, most=4) is room.fixed("x", 4, most=4)
+    room.fixed("x", 4, most=64)
+    assert room.nbytes == 64 * 4
+    held = room.fixed("x", 64)
+    assert held[:4].data_ptr() == room.fixed("x", 4, most=64).data_ptr()

@@ -13,7 +13,7 @@ from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.contract import BF16_FULL, CLAMP_ONLY, FP32_PLAIN, REF_FP8_ROUND
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.device import DeviceEngine, bf16_contract
-from dsv4nb.engine.gpus import placed, require_gpus, require_one_gpu
+from dsv4nb.engine.gpus import placed, require_gpus
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
 from dsv4nb.errors import EngineError, RequestError
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
@@ -113,16 +113,14 @@ def test_refuses_by_name_what_cannot_run(engine: DeviceEngine, small: Checkpoint
 def test_without_a_gpu_one_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RequestError, match=r"devices is 0; torch .* here; devices='cpu' runs everywhere"):
-        require_one_gpu((0,))
-    with pytest.raises(RequestError, match=r"devices is 0,1; this runs on one GPU"):
-        require_one_gpu((0, 1))
+        require_gpus((0,))
     with pytest.raises(RequestError, match=r"devices is 0,1; torch .* here; devices='cpu' runs everywhere"):
         require_gpus((0, 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert require_one_gpu((1,)) == 1
+    assert require_gpus((1,)) == (1,)
     with pytest.raises(RequestError, match=r"devices is 2; this machine has 2 CUDA devices"):
-        require_one_gpu((2,))
+        require_gpus((2,))
     with pytest.raises(RequestError, match=r"devices is 0,2; this machine has 2 CUDA devices"):
         require_gpus((0, 2))
 

@@ -43,11 +43,6 @@ MARGIN = 4.0  # two best logits of the CPU that lie further apart than this come
 PLACES = (5, 40, 63, 64, 65, 130, 200)
 
 
-@pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
-
-
 @pytest.fixture(scope="module", params=["twins", pytest.param("gpu", marks=pytest.mark.gpu)])
 def engine(request: pytest.FixtureRequest, toy: Checkpoint) -> Iterator[DeviceEngine]:
     is_gpu = request.param == "gpu"

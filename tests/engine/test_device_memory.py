@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 import dsv4nb
 from dsv4nb.bench.asked import Asked
-from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.engine import device_memory, extent
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.device_caches import Caches, Share, device_state_bytes
@@ -48,11 +47,6 @@ def test_h08_a_position_of_flash_takes_6880_bytes() -> None:
     taken = [sum(device_state_bytes(config, positions).values()) for positions in (16_384, 131_072, 1 << 20)]
     assert taken[1] - taken[0] == 6880 * (131_072 - 16_384)
     assert taken[2] - taken[1] == 6880 * ((1 << 20) - 131_072)
-
-
-@pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
 
 
 @pytest.fixture(

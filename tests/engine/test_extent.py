@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import dsv4nb
 from dsv4nb.checkpoint.config import from_hf
-from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.engine import extent, rank_layer
 from dsv4nb.engine.cache import whole_blocks
 from dsv4nb.engine.device import DeviceEngine
@@ -69,11 +67,6 @@ def test_room_of_widths_and_extents_is_one_piece() -> None:
     assert first.data_ptr() == second.data_ptr()
     assert (first.shape, second.shape) == ((2, 8), (4, 16))
     assert room.part("x", 128, 2, 8).data_ptr() != first.data_ptr()
-
-
-@pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
 
 
 @pytest.fixture(

@@ -8,14 +8,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import dsv4nb
-from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.engine import device_state, extent
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.device_caches import Caches, Share
@@ -27,11 +25,6 @@ MAX_SEQ = 1024
 FEWEST = 128
 
 Fail = Callable[[Callable[[int], bool]], None]
-
-
-@pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
 
 
 @pytest.fixture(

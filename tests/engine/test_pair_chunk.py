@@ -28,7 +28,7 @@ from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.device_state import DeviceState
 from dsv4nb.engine.pair_chunk import Exchange, PairChunk
 from dsv4nb.engine.protocol import Cancelled
-from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
+from dsv4nb.testing.tiny_checkpoint import CHUNKED, write_tiny_checkpoint
 from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.rank_loader import load_ranks
 from dsv4nb.weights.synthetic import SyntheticReader
@@ -38,21 +38,7 @@ pytestmark = pytest.mark.twins
 
 GAP = 0.1  # of the largest logit, as between chunks and rows (see test_rank_chunk): sums have another order here too
 CACHED_GAP = 0.1  # of the mean magnitude of a cached buffer, likewise
-SMALL: dict[str, Any] = {  # one layer of each kind, whose halves are as small as the tiles of a chunk's kernels are
-    "compress_ratios": [0, 4, 128],
-    "num_hidden_layers": 3,
-    "num_hash_layers": 1,
-    "num_attention_heads": 64,
-    "o_groups": 16,
-    "o_lora_rank": 128,
-    "index_n_heads": 16,
-    "index_topk": 64,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "q_lora_rank": 256,
-    "sliding_window": 64,
-    "vocab_size": 64,
-}
+SMALL = CHUNKED | {"num_attention_heads": 64}  # whose halves are as small as the tiles are
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +47,16 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(folder, require_tokenizer=False)
 
 
-@pytest.fixture(scope="module", params=["twins", pytest.param("gpu", marks=pytest.mark.gpu2)])
-def places(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """The devices of a pair."""
-    is_gpu = request.param == "gpu"
-    with nullcontext() if is_gpu else twin_kernels():
-        yield ["cuda:0", "cuda:1"] if is_gpu else ["cpu", "cpu"]
-
-
 @pytest.fixture(scope="module")
-def pair(small: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
-    engine = DeviceEngine.from_checkpoint(small, device=places, max_seq=MAX_SEQ, chunk_rows=CHUNK)
+def pair(small: Checkpoint, pair_places: list[str]) -> Iterator[DeviceEngine]:
+    engine = DeviceEngine.from_checkpoint(small, device=pair_places, max_seq=MAX_SEQ, chunk_rows=CHUNK)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def one(small: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
-    engine = DeviceEngine.from_checkpoint(small, device=places[0], max_seq=MAX_SEQ, chunk_rows=CHUNK)
+def one(small: Checkpoint, pair_places: list[str]) -> Iterator[DeviceEngine]:
+    engine = DeviceEngine.from_checkpoint(small, device=pair_places[0], max_seq=MAX_SEQ, chunk_rows=CHUNK)
     yield engine
     engine.close()
 
@@ -460,15 +438,15 @@ def test_a_prompt_of_the_full_widths_on_two_is_that_of_one() -> None:
     contract, _ = detect_contract(config, ())
     ids = [int(token) for token in np.random.default_rng(1).integers(0, config.vocab_size, 5000)]
     reader, found = SyntheticReader(config, device="cuda:0"), list[npt.NDArray[np.float32]]()
-    for places in (["cuda:0"], ["cuda:0", "cuda:1"]):
-        ranks = load_ranks(reader, [torch.device(place) for place in places], source=reader)
+    for pair_places in (["cuda:0"], ["cuda:0", "cuda:1"]):
+        ranks = load_ranks(reader, [torch.device(place) for place in pair_places], source=reader)
         engine = DeviceEngine(ranks, config, contract, max_seq=5120)
         assert (engine.prefill_form, engine.prefill_fault) == ("fast", "")
         state, again = engine.new_state(), engine.new_state()
         found.append(engine.prefill(state, ids).logits)
         assert np.array_equal(engine.prefill(again, ids).logits, found[-1])
         assert again.digest() == state.digest()
-        if len(places) > 1:
+        if len(pair_places) > 1:
             require_mirrors(state)
         engine.close()
     gap, size = np.abs(found[0] - found[1]).max(), np.abs(found[0]).max()

@@ -9,10 +9,8 @@ import gc
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,12 @@ import torch
 
 import dsv4nb
 from dsv4nb import model as assembling
-from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.device_state import DeviceState
 from dsv4nb.engine.pair_forward import PairForward
 from dsv4nb.engine.protocol import Proposal, Row
 from dsv4nb.handle import Model
-from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb_kernels import peer_join
 
 pytestmark = pytest.mark.twins
@@ -38,21 +35,8 @@ GPUS = pytest.param("gpu", marks=pytest.mark.gpu2)
 
 
 @pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
-
-
-@pytest.fixture(scope="module", params=["twins", GPUS])
-def places(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """The devices of a pair."""
-    is_gpu = request.param == "gpu"
-    with nullcontext() if is_gpu else twin_kernels():
-        yield ["cuda:0", "cuda:1"] if is_gpu else ["cpu", "cpu"]
-
-
-@pytest.fixture(scope="module")
-def pair(toy: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
-    engine = DeviceEngine.from_checkpoint(toy, device=places, max_seq=MAX_SEQ, prefill="exact")
+def pair(toy: Checkpoint, pair_places: list[str]) -> Iterator[DeviceEngine]:
+    engine = DeviceEngine.from_checkpoint(toy, device=pair_places, max_seq=MAX_SEQ, prefill="exact")
     yield engine
     engine.close()
 
@@ -68,8 +52,8 @@ def plain(pair: DeviceEngine) -> Iterator[DeviceEngine]:
 
 
 @pytest.fixture(scope="module")
-def one(toy: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
-    engine = DeviceEngine.from_checkpoint(toy, device=places[0], max_seq=MAX_SEQ, prefill="exact")
+def one(toy: Checkpoint, pair_places: list[str]) -> Iterator[DeviceEngine]:
+    engine = DeviceEngine.from_checkpoint(toy, device=pair_places[0], max_seq=MAX_SEQ, prefill="exact")
     yield engine
     engine.close()
 
@@ -160,7 +144,7 @@ def test_caches_are_counted_where_they_are(pair: DeviceEngine, prompt: list[int]
 
 
 def test_the_halves_meet_as_often_on_both(
-    pair: DeviceEngine, plain: DeviceEngine, places: list[str], prompt: list[int], monkeypatch: pytest.MonkeyPatch
+    pair: DeviceEngine, plain: DeviceEngine, pair_places: list[str], prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the last layer too where a drafter looks, with a head and without; else one GPU would wait in vain."""
     pushed: Counter[int] = Counter()
@@ -177,7 +161,7 @@ def test_the_halves_meet_as_often_on_both(
 
         def done() -> list[int]:
             forward.settle()
-            if places[0] == "cpu":  # a twin brings what the other one takes, and leaves nothing
+            if pair_places[0] == "cpu":  # a twin brings what the other one takes, and leaves nothing
                 return [pushed[link.theirs.words.data_ptr()] for link in forward._links]
             return [int(link.mine.counts[0, 0]) for link in forward._links]
 
@@ -266,7 +250,7 @@ def test_snapshots_go_on_with_the_same_drafts(pair: DeviceEngine, prompt: list[i
     ending(pair, [state])
 
 
-@pytest.mark.parametrize("places", [GPUS], indirect=True)
+@pytest.mark.parametrize("pair_places", [GPUS], indirect=True)
 def test_graphs_replay_what_was_launched(toy: Checkpoint, pair: DeviceEngine, prompt: list[int]) -> None:
     eager = DeviceEngine(pair.ranks, toy.config, toy.contract, max_seq=MAX_SEQ, graphs=False, prefill="exact")
     ours, theirs = standing(pair, prompt[:141]), standing(eager, prompt[:141])
@@ -276,15 +260,15 @@ def test_graphs_replay_what_was_launched(toy: Checkpoint, pair: DeviceEngine, pr
 
 
 @pytest.fixture(scope="module")
-def model(places: list[str]) -> Iterator[Model]:
+def model(pair_places: list[str]) -> Iterator[Model]:
     load = DeviceEngine.from_checkpoint
 
     def from_checkpoint(*args: Any, **options: Any) -> DeviceEngine:
         assert options.pop("device") == ["cuda:0", "cuda:1"]
-        return load(*args, device=places, **options)
+        return load(*args, device=pair_places, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        if places[0] == "cpu":
+        if pair_places[0] == "cpu":
             patch.setattr(assembling, "require_gpus", lambda ids, placement: ids)
         patch.setattr(DeviceEngine, "from_checkpoint", from_checkpoint)
         with dsv4nb.load("toy", devices=(0, 1), max_seq=MAX_SEQ, drafter=True, warmup=False) as model:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +44,15 @@ At = Callable[[int], DeviceState]
 
 
 @pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
-
-
-@pytest.fixture(scope="module", params=["twins", pytest.param("gpu", marks=pytest.mark.gpu2)])
-def places(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """The devices of a pair."""
-    is_gpu = request.param == "gpu"
-    with nullcontext() if is_gpu else twin_kernels():
-        yield ["cuda:0", "cuda:1"] if is_gpu else ["cpu", "cpu"]
-
-
-@pytest.fixture(scope="module")
-def pair(toy: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
-    engine = DeviceEngine.from_checkpoint(toy, device=places, max_seq=MAX_SEQ)
+def pair(toy: Checkpoint, pair_places: list[str]) -> Iterator[DeviceEngine]:
+    engine = DeviceEngine.from_checkpoint(toy, device=pair_places, max_seq=MAX_SEQ)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def one(toy: Checkpoint, places: list[str]) -> Iterator[DeviceEngine]:
-    engine = DeviceEngine.from_checkpoint(toy, device=places[0], max_seq=MAX_SEQ)
+def one(toy: Checkpoint, pair_places: list[str]) -> Iterator[DeviceEngine]:
+    engine = DeviceEngine.from_checkpoint(toy, device=pair_places[0], max_seq=MAX_SEQ)
     yield engine
     engine.close()
 
@@ -233,7 +219,9 @@ def test_a_prompt_that_is_stopped_after_a_join_gave_up_keeps_nothing_of_that_chu
     assert (asked, state.pos) == ([250], 250)
 
 
-def test_caches_are_counted_on_both_and_come_back(pair: DeviceEngine, places: list[str], prompt: list[int]) -> None:
+def test_caches_are_counted_on_both_and_come_back(
+    pair: DeviceEngine, pair_places: list[str], prompt: list[int]
+) -> None:
     gc.collect()
     before = pair.cache_bytes()
     states = [pair.new_state() for _ in range(3)]
@@ -241,7 +229,7 @@ def test_caches_are_counted_on_both_and_come_back(pair: DeviceEngine, places: li
         pair.prefill(state, prompt[:20])
     snapshot = pair.capture(states[0])
     first, second = pair.cache_bytes()
-    assert [first.device, second.device] == places
+    assert [first.device, second.device] == pair_places
     of_state = pair.state_bytes(20)
     filled = 3 * sum(of_state.values())
     assert second.used - before[1].used == filled - 3 * of_state["drafter"]
@@ -260,9 +248,9 @@ def test_three_are_refused(toy: Checkpoint) -> None:
         DeviceEngine.from_checkpoint(toy, device=["cpu"] * 3)
 
 
-@pytest.mark.parametrize("places", [pytest.param("gpu", marks=pytest.mark.gpu2)], indirect=True)
+@pytest.mark.parametrize("pair_places", [pytest.param("gpu", marks=pytest.mark.gpu2)], indirect=True)
 def test_graphs_of_both_replay_what_was_launched(
-    toy: Checkpoint, pair: DeviceEngine, places: list[str], prompt: list[int]
+    toy: Checkpoint, pair: DeviceEngine, pair_places: list[str], prompt: list[int]
 ) -> None:
     eager = DeviceEngine(pair.ranks, toy.config, toy.contract, max_seq=MAX_SEQ, graphs=False)
     ours, theirs = pair.new_state(), eager.new_state()
@@ -277,7 +265,7 @@ def test_graphs_of_both_replay_what_was_launched(
     require_mirrors(ours)
 
 
-@pytest.mark.parametrize("places", [pytest.param("gpu", marks=pytest.mark.gpu2)], indirect=True)
+@pytest.mark.parametrize("pair_places", [pytest.param("gpu", marks=pytest.mark.gpu2)], indirect=True)
 def test_a_gpu_that_waits_in_vain_gives_up(pair: DeviceEngine, at: At, prompt: list[int]) -> None:
     state, forward = at(64), forward_of(pair)
     wanted = pair.forward_rows(state, prompt[64:66])

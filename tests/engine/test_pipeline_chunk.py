@@ -18,32 +18,16 @@ from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.engine import device
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.protocol import Cancelled
-from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
+from dsv4nb.testing.tiny_checkpoint import CHUNKED, write_tiny_checkpoint
 from dsv4nb.testing.twin_kernels import twin_kernels
 
 MAX_SEQ, CHUNK = 320, 64
 pytestmark = pytest.mark.twins
 
-SMALL: dict[str, Any] = {  # one layer of each kind, as small as the tiles of a chunk's kernels are
-    "compress_ratios": [0, 4, 128],
-    "num_hidden_layers": 3,
-    "num_hash_layers": 1,
-    "num_attention_heads": 32,
-    "o_groups": 16,
-    "o_lora_rank": 128,
-    "index_n_heads": 16,
-    "index_topk": 64,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "q_lora_rank": 256,
-    "sliding_window": 64,
-    "vocab_size": 64,
-}
-
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("small"), **SMALL)
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("small"), **CHUNKED)
     return open_checkpoint(folder, require_tokenizer=False)
 
 

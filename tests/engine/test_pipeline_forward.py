@@ -9,7 +9,6 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 
 import dsv4nb
 from dsv4nb import model as assembling
-from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.config import SamplerConfig
 from dsv4nb.engine import extent, gpus
 from dsv4nb.engine.device import DeviceEngine
@@ -32,11 +31,6 @@ pytestmark = pytest.mark.twins
 MAX_SEQ = 384
 
 At = Callable[[int], DeviceState]
-
-
-@pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
 
 
 @pytest.fixture(

@@ -23,7 +23,7 @@ from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.prefill import FEWEST_ROWS, fast_plan, is_fast
 from dsv4nb.engine.protocol import Cancelled
 from dsv4nb.errors import EngineError
-from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
+from dsv4nb.testing.tiny_checkpoint import CHUNKED, write_tiny_checkpoint
 from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.kernel_shapes import chunk_fault, kernel_shapes
 
@@ -35,26 +35,11 @@ pytestmark = pytest.mark.twins
 GAP = 0.1
 MARGIN = 0.1  # two best logits further apart than this share of the largest come in the same order
 CACHED_GAP = 0.1  # of the mean magnitude of a cached buffer, on average over its values: measured 0.03
-SMALL: dict[str, Any] = {  # one layer of each kind, as small as the tiles of a chunk's kernels are
-    "compress_ratios": [0, 4, 128],
-    "num_hidden_layers": 3,
-    "num_hash_layers": 1,
-    "num_attention_heads": 32,
-    "o_groups": 16,
-    "o_lora_rank": 128,
-    "index_n_heads": 16,
-    "index_topk": 64,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "q_lora_rank": 256,
-    "sliding_window": 64,
-    "vocab_size": 64,
-}
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("small"), **SMALL)
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("small"), **CHUNKED)
     return open_checkpoint(folder, require_tokenizer=False)
 
 
@@ -322,7 +307,7 @@ def arrays_at(engine: DeviceEngine, pos: int) -> dict[str, npt.NDArray[Any]]:
 @pytest.mark.usefixtures("indexed_by_scalars")
 def test_a_chunk_through_all_kernels_is_that_of_their_twins(tmp_path: Path, prompt: list[int]) -> None:
     """Nine rows are a chunk to the kernels; these end windows, and pick among 66 entries."""
-    folder = write_tiny_checkpoint(tmp_path, **SMALL | {"compress_ratios": [4], "num_hidden_layers": 1})
+    folder = write_tiny_checkpoint(tmp_path, **CHUNKED | {"compress_ratios": [4], "num_hidden_layers": 1})
     checkpoint = open_checkpoint(folder, require_tokenizer=False)
     engine = DeviceEngine.from_checkpoint(checkpoint, device="cpu", max_seq=MAX_SEQ)
     pos, tokens, results, caches = 255, prompt[:9], [], []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import torch
 import dsv4nb
 from dsv4nb import model as assembling
 from dsv4nb.bench.asked import Asked
-from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
+from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.checkpoint.revision import detect_contract
 from dsv4nb.config import SamplerConfig
 from dsv4nb.engine import device, gpus, warm_up
@@ -49,11 +48,6 @@ ON_GPUS = [
     pytest.param("pair of gpus", marks=pytest.mark.gpu2),
     pytest.param("pipeline of gpus", marks=pytest.mark.gpu2),
 ]
-
-
-@pytest.fixture(scope="module")
-def toy() -> Checkpoint:
-    return open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
 
 
 @pytest.fixture(scope="module", params=[*(pytest.param(name, marks=twins) for name in ("one", "pair")), *ON_GPUS])
