@@ -82,14 +82,26 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class NotEnoughMemory(Dsv4Error):
-    """The weights do not fit into memory; nothing was read."""
+    """The weights do not fit into memory; nothing was read.
+
+    Args:
+        fits: options with which they would.
+    """
 
     code = "memory"
 
-    def __init__(self, name: str, needed_bytes: int, room_bytes: int, where: str = "as float32 on the CPU") -> None:
+    def __init__(
+        self,
+        name: str,
+        needed_bytes: int,
+        room_bytes: int,
+        where: str = "as float32 on the CPU",
+        fits: Sequence[str] = (),
+    ) -> None:
+        told = f" What fits: {'; or '.join(fits)}." if fits else ""
         super().__init__(
-            f"{name} needs {needed_bytes / 1e9:,.1f} GB of memory, {where}; there are "
-            f"{room_bytes / 1e9:,.1f} GB. open_checkpoint tells its facts without loading; load('toy') fits anywhere."
+            f"{name} needs {needed_bytes / 1e9:,.1f} GB of memory, {where}; there are {room_bytes / 1e9:,.1f} GB.{told}"
+            " open_checkpoint tells its facts without loading; load('toy') fits anywhere."
         )
 
 

@@ -62,9 +62,13 @@ class Asked:
             RequestError: there is no such shape.
             CheckpointError: a field has a bad value.
         """
+        return from_hf(hf_config(self.shape, self.all_changes))
+
+    @property
+    def all_changes(self) -> Mapping[str, Any]:
+        """`changes`, with the numbers of layers and experts among them."""
         counts = {"num_hidden_layers": self.layers, "n_routed_experts": self.experts}
-        given = {name: value for name, value in counts.items() if value is not None}
-        return from_hf(hf_config(self.shape, {**given, **self.changes}))
+        return {**{name: value for name, value in counts.items() if value is not None}, **self.changes}
 
     def room(self, rows: int) -> int:
         """Return the positions of the caches, so that every context has `rows` rows of room behind it.

@@ -1,8 +1,8 @@
 """The command line of the measurements.
 
 `--model` measures a checkpoint as a person meets it. `--synthetic` measures the GPU engine on random weights of any
-shape, forward by forward; `rounds`, `prefill`, `whole` and `load` are measured so alone, except that `load` also takes
-files. `gil --devices` measures a checkpoint on GPUs too.
+shape, forward by forward; `rounds`, `prefill`, `whole`, `kernels`, `peer` and `load` are measured so alone, except
+that `load` also takes files. `gil --devices` measures a checkpoint on GPUs too.
 """
 
 from __future__ import annotations
@@ -93,6 +93,14 @@ def _synthetic(args: argparse.Namespace) -> object:
         from dsv4nb.bench.synthetic_decode import synthetic_decode
 
         return synthetic_decode(asked)
+    if args.command == "kernels":
+        from dsv4nb.bench.step_kernels import step_kernels
+
+        return step_kernels(asked)
+    if args.command == "peer":
+        from dsv4nb.bench.peer import peer
+
+        return peer(asked, compiles=args.compile)
     if args.command == "whole":
         from dsv4nb.bench.whole import whole
 
@@ -136,17 +144,23 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N")
     of_rounds = commands.add_parser("rounds", help="what a round of each width takes on random weights")
     of_whole = commands.add_parser("whole", help="all of these from one load of random weights")
+    of_kernels = commands.add_parser("kernels", help="the kernels of a forward on each GPU, adding up to its time")
+    of_peer = commands.add_parser("peer", help="what a token takes here and with transformers, on the same numbers")
+    of_peer.add_argument("--compile", action="store_true", help="let torch compile what of transformers it can")
     of_prefill = commands.add_parser("prefill", help="what a prompt takes on random weights")
     of_prefill.add_argument("--rows", type=_AtLeast(1), default=2048, metavar="N", help="tokens behind each context")
     of_prefill.add_argument("--form", choices=FORMS, default="fast", help="how prompts are read")
     of_prefill.add_argument("--chunk", type=_AtLeast(1), default=FAST_ROWS, metavar="N", help="rows of a fast chunk")
     of_load = commands.add_parser("load", help="what loading takes, of random weights or of files")
     of_load.add_argument("--runs", type=_AtLeast(1), default=3, metavar="N", help="of --files")
-    for command in (of_decode, of_gil, of_rounds, of_whole, of_prefill, of_load):
+    synthetic = (of_decode, of_gil, of_rounds, of_whole, of_kernels, of_peer, of_prefill, of_load)
+    for command in synthetic:
         _add_synthetic(command, required=command not in (of_decode, of_gil), has_files=command is of_load)
     of_gil.set_defaults(devices=None, widths=[1])  # of --model, where load() looks for them
     of_rounds.set_defaults(widths=[1, 2, 3, 4, 5, 6])
-    for command in (of_decode, of_overhead, of_gil, of_reuse, of_spec, of_rounds, of_whole, of_prefill, of_load):
+    of_kernels.set_defaults(widths=[1, 6])
+    of_peer.set_defaults(layers=4, widths=[1])  # all of them are more than fits beside each other
+    for command in (*synthetic, of_overhead, of_reuse, of_spec):
         told = "write one JSON object, without FILE in place of the table"
         command.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=told)
     return parser

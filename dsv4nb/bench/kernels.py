@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+Span = tuple[str, float, float]  # name, begin, end
+
 BETWEEN = "between kernels"
 SHOWN = 24
 
@@ -58,27 +60,41 @@ def profiled(device: torch.device, call: Callable[[], object], *, context: int, 
     Args:
         call: one forward, already warm, which waits for its end.
     """
-    is_cuda = device.type == "cuda"
+    seen = [found for (found,) in spans([device], call, runs)]
+    return table(seen, context=context, width=width) if all(seen) else None
+
+
+def spans(devices: Sequence[torch.device], call: Callable[[], object], runs: int) -> list[list[list[Span]]]:
+    """Return what each of `runs` calls ran on each device, all clocks in microseconds of one origin."""
+    is_cuda = devices[0].type == "cuda"
     wanted = "CUDA" if is_cuda else "CPU"
-    spans: list[list[tuple[str, float, float]]] = []
+    found = []
+    if is_cuda:
+        with profile(
+            activities=[ProfilerActivity.CUDA]
+        ):  # its first start on a GPU takes long, and forwards are joined
+            for device in devices:
+                torch.zeros(1, device=device)
+                torch.cuda.synchronize(device)
     for _ in range(runs):
         # without the CPU's side on a GPU: it would slow the launches
         with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as seen:
             call()
-        spans.append(
+        events = [event for event in seen.events() if event.device_type.name == wanted]
+        found.append(
             [
-                (event.name, event.time_range.start, event.time_range.end)
-                for event in seen.events()
-                if event.device_type.name == wanted
-                and (event.device_index == device.index if is_cuda else event.cpu_parent is None)
+                [
+                    (event.name, event.time_range.start, event.time_range.end)
+                    for event in events
+                    if (event.device_index == device.index if is_cuda else event.cpu_parent is None)
+                ]
+                for device in devices
             ]
         )
-    if not all(spans):
-        return None
-    return table(spans, context=context, width=width)
+    return found
 
 
-def table(forwards: Sequence[Iterable[tuple[str, float, float]]], *, context: int, width: int) -> Table:
+def table(forwards: Sequence[Iterable[Span]], *, context: int, width: int) -> Table:
     """Add up (name, begin, end) in microseconds of one forward each; every moment counts once.
 
     Args:

@@ -36,6 +36,7 @@ from dsv4nb.weights.rank_store import RankWeights
 from dsv4nb.weights.replayed_routes import Table, replayed_tables
 from dsv4nb.weights.synthetic import SyntheticReader
 from dsv4nb_kernels import route
+from dsv4nb_kernels.bench._records import random_records
 
 ROUTED_POSITIONS = 2048  # of a table, after which it begins anew
 COUNTED = 16  # forwards whose experts are counted, for each width at each context
@@ -158,8 +159,15 @@ class Rig:
                 generators = {device: torch.Generator(device).manual_seed(self.asked.seed) for device in caches.devices}
                 for owner in (*caches.layers, *(() if caches.draft is None else (caches.draft,))):
                     for buffer in owner.buffers():
-                        buffer.normal_(generator=generators[buffer.device])
+                        self._fill(buffer, generators[buffer.device])
         return state
+
+    def _fill(self, buffer: Tensor, generator: torch.Generator) -> None:
+        if buffer.dtype != torch.uint8:
+            buffer.normal_(generator=generator)
+            return
+        width, tail = self._config.head_dim, self._config.qk_rope_head_dim
+        buffer.copy_(random_records(len(buffer), width, tail, buffer.device, generator))
 
 
 def positions(context: int, width: int) -> list[int]:
@@ -211,6 +219,17 @@ def replayed(made: Rig) -> Iterator[Rig]:
     asked = replace(made.asked, routes="measured", form="exact")
     ranks = _routed(made._ranks, made._config, asked)
     other = Rig(asked, ranks, made._config, made.traffic, replace(made.facts, routes="measured"), counts=False)
+    try:
+        yield other
+    finally:
+        other.close()
+
+
+@contextmanager
+def launching(made: Rig) -> Iterator[Rig]:
+    """Make another engine on the same weights that launches kernel by kernel."""
+    asked, facts = replace(made.asked, graphs=False), replace(made.facts, graphs=False)
+    other = Rig(asked, made._ranks, made._config, made.traffic, facts, counts=False)
     try:
         yield other
     finally:

@@ -7,7 +7,6 @@ worth it. Whoever multiplies by an acceptance says where that is from.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dsv4nb.bench import gpu
@@ -15,6 +14,7 @@ from dsv4nb.bench.asked import Asked, Ran
 from dsv4nb.bench.rig import Rig, positions, rig
 from dsv4nb.bench.spread import Times
 from dsv4nb.bench.steps import HEAD, Arm, measured
+from dsv4nb.engine.accept import rows_kept
 from dsv4nb.engine.plain_choice import GREEDY
 
 DRAFTS_SAMPLES = 32
@@ -103,19 +103,11 @@ def draft_times(made: Rig, context: int) -> Times:
     return Times.of(taken)
 
 
-def agreeing(drafts: Sequence[int], chosen: Sequence[int]) -> int:
-    """Return how many rows a round keeps: the first, and one for each draft up to the first that was not chosen."""
-    kept = 1
-    while kept <= len(drafts) and chosen[kept - 1] == drafts[kept - 1]:
-        kept += 1
-    return kept
-
-
 def _verify_ms(made: Rig, pos: int, width: int) -> float:
     """Time the rest of a round: the rows, the best token of each, and the commit of those that agree."""
     tokens = made.tokens(pos, width)
     made.stand(pos)
     started = time.perf_counter()
     chosen = made.engine.draw_rows(made.state, tokens, GREEDY).ids
-    made.engine.commit(made.state, agreeing(tokens[1:], chosen))
+    made.engine.commit(made.state, rows_kept(tokens[1:], chosen))
     return 1e3 * (time.perf_counter() - started)

@@ -1,14 +1,14 @@
 """Decode on random weights while a cell computes in pure Python: what of its speed a GPU's engine keeps.
 
-A thread runs forwards one after the other and lets the GPU choose behind their rows, as the serving thread does; the
-main thread computes meanwhile, or waits.
+A thread runs forwards one after the other and lets the GPU choose behind their rows, each time what is run next, as the
+serving thread does; the main thread computes meanwhile, or waits.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsv4nb.bench.asked import Asked, Ran
@@ -90,7 +90,7 @@ class _Worker(threading.Thread):
     def __init__(self, made: Rig, width: int, new: int) -> None:
         super().__init__(daemon=True)
         self._made, self._new = made, new
-        self._tokens = made.tokens(made.asked.contexts[0], width)
+        self._tokens: Sequence[int] = made.tokens(made.asked.contexts[0], width)
         self.done, self.seconds = 0, 0.0
         self.error: BaseException | None = None
 
@@ -101,7 +101,7 @@ class _Worker(threading.Thread):
         try:
             with brisk_switching():
                 while self.done < self._new and self.seconds < LIMIT_S:
-                    made.engine.draw_rows(made.state, self._tokens, SAMPLED)
+                    self._tokens = made.engine.draw_rows(made.state, self._tokens, SAMPLED).ids or self._tokens
                     made.engine.commit(made.state, 1)
                     self.done += 1
                     self.seconds = time.perf_counter() - began

@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 from dsv4nb.bench import gpu
 from dsv4nb.bench.asked import SPAN, Asked, Ran
 from dsv4nb.bench.rig import Rig, positions, replayed, rig
-from dsv4nb.bench.rounds import agreeing, draft_times
+from dsv4nb.bench.rounds import draft_times
 from dsv4nb.bench.spread import Times
 from dsv4nb.bench.synthetic_gil import rate
+from dsv4nb.engine.accept import rows_kept
 from dsv4nb.engine.plain_choice import GREEDY
 
-WARM = 3  # compile, capture, replay
+WARM = 3  # compile, capture, replay; of a chain, steps before one finds its own begun
 SAMPLES = 128  # forwards of a width
 CHAINED = 256  # tokens, each chosen from the row of the one before
 ROUNDS = 2000
 PROMPTS = (8192, 256)  # tokens
 PROMPT_TURNS = 3
+ARMS = ((True, ""), (False, ", none begun ahead"))  # `run_ahead`
 
 Tell = Callable[[str], None]
 
@@ -73,7 +75,7 @@ def whole(asked: Asked, tell: Tell = lambda line: None) -> Report:
     """
     asked = replace(asked, routes="free", form="fast", drafter=True)
     lines: list[Line] = []
-    with rig(asked, rows=max(*PROMPTS, CHAINED + SPAN), counts=False) as made:
+    with rig(asked, rows=max(*PROMPTS, WARM + CHAINED + SPAN), counts=False) as made:
         for label, text in made.facts.rows():
             tell(f"{label:<12}{text}")
         for line in _lines(made):
@@ -86,7 +88,9 @@ def _lines(made: Rig) -> Iterator[Line]:
     context, widest = made.asked.contexts[0], max(made.asked.widths)
     plain = _forwards(made, context, 1)
     yield _rate(f"plain at {context}, tokens given", plain, "tok/s")
-    yield _rate(f"plain at {context}, each of the one before", _chain(made, context), "tok/s")
+    for run_ahead, how in ARMS:
+        chained = _chain(made, context, run_ahead=run_ahead)
+        yield _rate(f"plain at {context}, each of the one before{how}", chained, "tok/s")
     for width in made.asked.widths:
         if width > 1:
             yield _rate(f"rows of {width}, free routes", _forwards(made, context, width), "forw./s")
@@ -97,7 +101,9 @@ def _lines(made: Rig) -> Iterator[Line]:
     drafts = draft_times(made, context) if made.engine.block_size else None
     if drafts is not None:
         yield _rate("a block of drafts", drafts, "blocks/s")
-        yield _rate("rounds, free routes, drafts included", _rounds(made, context), "rounds/s")
+        for run_ahead, how in ARMS:
+            rounds = _rounds(made, context, run_ahead=run_ahead)
+            yield _rate(f"rounds, free routes, drafts included{how}", rounds, "rounds/s")
     with replayed(made) as other:
         ones, many = _forwards(other, context, 1), _forwards(other, context, widest)
         yield _rate(f"rows of {widest}, routes of a text", many, "forw./s")
@@ -123,29 +129,35 @@ def _forwards(made: Rig, context: int, width: int) -> Times:
     return Times.of([made.wall_ms(places[i % len(places)], width) for i in range(SAMPLES)])
 
 
-def _chain(made: Rig, context: int) -> Times:
+def _chain(made: Rig, context: int, *, run_ahead: bool) -> Times:
     """One token after the other, as a chat says them."""
+    made.engine.run_ahead = run_ahead
     made.stand(context)
     token, taken = made.tokens(context, 1)[0], []
-    for _ in range(CHAINED):
+    for _ in range(WARM + CHAINED):
         started = time.perf_counter()
         token = made.engine.draw_rows(made.state, [token], GREEDY).ids[0]
         made.engine.commit(made.state, 1)
         taken.append(1e3 * (time.perf_counter() - started))
-    return Times.of(taken)
+    made.engine.run_ahead = True
+    return Times.of(taken[WARM:])
 
 
-def _rounds(made: Rig, context: int) -> Times:
-    """Whole rounds of the longest block, with the walk along what the model chose."""
-    engine, rows, places, taken = made.engine, made.engine.block_size + 1, positions(max(context, 1), 1), []
+def _rounds(made: Rig, context: int, *, run_ahead: bool) -> Times:
+    """Whole rounds of the longest block, each behind the one before, with the walk along what the model chose."""
+    engine, rows, first, taken = made.engine, made.engine.block_size + 1, max(context, 1), []
+    engine.run_ahead = run_ahead
     for turn in range(WARM + ROUNDS):
-        pos = places[turn % len(places)]
-        pending = made.tokens(pos, 1)[0]
-        made.stand(pos)
+        if turn == 0 or made.state.pos >= first + SPAN:
+            made.stand(first)
+            pending = made.tokens(first, 1)[0]
         started = time.perf_counter()
         proposal, verified = engine.draft_and_draw(made.state, pending, rows, drafts_by=GREEDY, config=GREEDY)
-        engine.commit(made.state, agreeing(proposal.ids, verified.ids))
+        kept = rows_kept(proposal.ids, verified.ids)
+        engine.commit(made.state, kept)
+        pending = verified.ids[kept - 1]
         taken.append(1e3 * (time.perf_counter() - started))
+    engine.run_ahead = True
     return Times.of(taken[WARM:])
 
 

@@ -69,6 +69,19 @@ def _window(config: SpecConfig, conf_logits: Sequence[float], drafts: int, costs
     return drafts, "all drafts"
 
 
+def rows_kept(drafts: Sequence[int], chosen: Sequence[int]) -> int:
+    """Return how many rows a round keeps: the first, and one for each draft up to the first that was not chosen.
+
+    Args:
+        drafts: that were run behind the first row.
+        chosen: behind each row.
+    """
+    kept = 1
+    while kept <= len(drafts) and chosen[kept - 1] == drafts[kept - 1]:
+        kept += 1
+    return kept
+
+
 def survivals(conf_logits: Sequence[float]) -> list[float]:
     """Return, per draft, the product of the confidences up to it; 0 from a NaN on."""
     products, product = [], 1.0

@@ -10,7 +10,7 @@ follows from the host's own count of positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
-from dsv4nb.engine.cache import ENTRY_BLOCK, blocks_for
+from dsv4nb.engine.cache import ENTRY_BLOCK, blocks_for, whole_blocks
 from dsv4nb.engine.chunk_room import ChunkInputs, ChunkRoom, Outputs
 from dsv4nb.engine.device_caches import EntryCache, LayerCaches
 from dsv4nb.weights.kernel_shapes import KernelShapes, filled
 from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer
 from dsv4nb_kernels import (
     _chunk_plan,
+    _kv_records,
     _round_chunk,
     bf16_chunk,
     chunk_attention,
@@ -43,6 +44,7 @@ from dsv4nb_kernels._chunk_rows import ChunkRows
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.fp8_rows import Fp8Matrix
 
+INDEXED = 4  # the ratio of the entries that an indexer chooses among
 BAND = 16  # rows of a band come in multiples of this, so that its parts begin where a kernel may read
 SEEN = 4096  # entries that are scored come in multiples of this, so that few forms of a kernel are compiled
 
@@ -143,6 +145,8 @@ def attend(chunk: Chunk, weights: RankAttention, caches: LayerCaches) -> Tensor:
     query = room.tensor("heads", rows, rows, shapes.heads, config.head_dim, dtype=torch.bfloat16)
     norm_rope_write.norm_rope_heads(flat, cos, sin, heads=shapes.heads, eps=eps, out=query, dependent=True)
     mixed = room.tensor("mixed", rows, *query.shape, dtype=torch.bfloat16)
+    if contract.kv_fp8:
+        ring, entries = _unpack(chunk, ring, entries)
     window = chunk_attention.Window(ring=ring, width=config.sliding_window)
     chunk_attention.chunk_attention(
         query, inputs.position, window, entries, weights.sink, cos, back, scale=config.head_dim**-0.5, out=mixed
@@ -168,6 +172,34 @@ def _entries(
         if chunk.end // ratio > chunk.config.index_topk:  # else every row reads all that it sees
             places = _pick(chunk, latent, weights.indexer, caches.indexer)
     return chunk_attention.Entries(cache=caches.compressor.entries, ratio=ratio, places=places)
+
+
+def _unpack(
+    chunk: Chunk, ring: Tensor, entries: chunk_attention.Entries | None
+) -> tuple[Tensor, chunk_attention.Entries | None]:
+    """Launch what makes rows of the records that the attention is going to read; each of them it reads many times."""
+    width, tail, room = chunk.config.head_dim, chunk.config.qk_rope_head_dim, chunk.room
+    rows = room.fixed("ring rows", len(ring), width, dtype=torch.bfloat16)
+    window, seen = _kv_records.Unpacked(records=ring, rows=rows), None
+    if entries is not None:
+        records = entries.cache[: unpacked_entries(chunk.config, chunk.end, entries.ratio)]
+        seen = _kv_records.Unpacked(records=records, rows=_entry_rows(chunk, len(records)))
+        entries = replace(entries, cache=seen.rows)
+    _kv_records.unpack_records(window, seen, tail=tail)
+    return rows, entries
+
+
+def unpacked_entries(config: ModelConfig, end: int, ratio: int) -> int:
+    """Return how many entries are unpacked in a chunk that ends at `end`, where there are as many: all that a row sees.
+
+    Chunks that score as many keys unpack as many entries, because what one of them launches serves the others too.
+    """
+    keys = scored_keys(config, end) or config.index_topk
+    return whole_blocks((INDEXED * (keys + 1) - 1) // ratio)
+
+
+def _entry_rows(chunk: Chunk, count: int) -> Tensor:
+    return chunk.room.fixed("entry rows", count, chunk.config.head_dim, dtype=torch.bfloat16)
 
 
 def _pool(chunk: Chunk, weights: RankCompressor, cache: EntryCache, rounding: compress.Rounding) -> None:
@@ -208,6 +240,12 @@ def _pick(chunk: Chunk, latent: ChunkRows, weights: RankIndexer, cache: EntryCac
     return picked
 
 
+def scored_keys(config: ModelConfig, end: int) -> int:
+    """Return how many index keys are scored in a chunk that ends at `end`, 0 where every row reads all it sees."""
+    seen = end // INDEXED
+    return filled(seen, SEEN) if seen > config.index_topk else 0
+
+
 def _band(score_bytes: int, count: int) -> int:
     """Return how many rows have their `count` scores within the budget; at least one band's worth."""
     return max(score_bytes // (4 * count) // BAND, 1) * BAND
@@ -237,14 +275,16 @@ def _scored(chunk: Chunk, rows: int, count: int) -> tuple[Tensor, top_entries.Sc
 def reserve(chunk: Chunk, max_seq: int) -> None:
     """Take the room that only a chunk far down a sequence needs, so that it is there by then."""
     config, room, ratios = chunk.config, chunk.room, chunk.inputs.sources
-    if 4 not in ratios or max_seq // 4 <= config.index_topk:
+    if chunk.contract.kv_fp8 and ratios:
+        _entry_rows(chunk, whole_blocks(max_seq // min(ratios)))
+    if INDEXED not in ratios or max_seq // INDEXED <= config.index_topk:
         return
     rows, most, heads = chunk.rows, room.most, chunk.shapes.index_heads
     room.tensor("index heads", rows, rows, heads, config.index_head_dim, dtype=torch.bfloat16)
     room.tensor("product", rows, 1, rows, heads * config.index_head_dim)
     room.tensor("index shares", rows, bf16_chunk.tuning(heads, config.hidden_size).splits, rows, heads)
     _picked(chunk, rows)
-    largest = blocks_for(max_seq // 4) * ENTRY_BLOCK
+    largest = blocks_for(max_seq // INDEXED) * ENTRY_BLOCK
     for count in {*range(min(SEEN, largest), largest, SEEN), largest}:
         _scored(chunk, min(_band(chunk.score_bytes, count), most), count)
 

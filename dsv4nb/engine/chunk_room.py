@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from dsv4nb.engine.cache import CompressorShape, layer_shape, window_rows
 from dsv4nb.engine.step import TOKENS_AT, Turns
 from dsv4nb_kernels._chunk_plan import Plan, tiles
 from dsv4nb_kernels._chunk_rows import ChunkRows
+
+MADE = 4096  # of the room's tensors that are kept: those of some forty lengths
 
 
 class ChunkRoom:
@@ -30,7 +33,7 @@ class ChunkRoom:
     def __init__(self, most: int, device: torch.device) -> None:
         self.most, self.device = most, device
         self._held: dict[str, Tensor] = {}
-        self._last: dict[str, Tensor] = {}  # as it was asked for the last time: most layers ask for the same
+        self._made: dict[tuple[object, ...], Any] = {}  # of them, by what was asked for: layers ask for the same
 
     @property
     def nbytes(self) -> int:
@@ -38,22 +41,36 @@ class ChunkRoom:
 
     def tensor(self, name: str, rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a tensor whose size is a multiple of `rows`, with anything in it."""
-        return self._view(name, math.prod(shape) // rows * self.most, shape, dtype)
+        key = (name, rows, shape, dtype)
+        if (made := self._made.get(key)) is None:
+            made = self._made[key] = self._view(name, math.prod(shape) // rows * self.most, shape, dtype)
+        return cast("Tensor", made)
 
     def fixed(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, most: int = 0) -> Tensor:
         """Return a tensor whose size does not depend on the rows; of at most `most` elements, now or later."""
-        return self._view(name, max(most, math.prod(shape)), shape, dtype)
+        key = (name, shape, dtype, most, "fixed")
+        if (made := self._made.get(key)) is None:
+            made = self._made[key] = self._view(name, max(most, math.prod(shape)), shape, dtype)
+        return cast("Tensor", made)
 
     def rounded(self, name: str, rows: int, width: int) -> ChunkRows:
         """Return room for the rows of a product."""
-        return ChunkRows(
-            values=self.tensor(name, rows, rows, width, dtype=torch.float16),
-            scales=self.tensor(f"{name} scales", rows, rows),
-        )
+        key = (name, rows, width)
+        if (made := self._made.get(key)) is None:
+            made = self._made[key] = ChunkRows(
+                values=self.tensor(name, rows, rows, width, dtype=torch.float16),
+                scales=self.tensor(f"{name} scales", rows, rows),
+            )
+        return cast("ChunkRows", made)
 
     def plan(self, rows: int, choices: int, experts: int) -> Plan:
         """Return room for the choices of a chunk."""
+        key = ("plan", rows, choices, experts)
+        if (made := self._made.get(key)) is None:
+            made = self._made[key] = self._plan(rows, choices, experts)
+        return cast("Plan", made)
 
+    def _plan(self, rows: int, choices: int, experts: int) -> Plan:
         def ints(name: str, count: int, most: int) -> Tensor:
             return self.fixed(f"plan {name}", count, dtype=torch.int32, most=most)
 
@@ -71,10 +88,10 @@ class ChunkRoom:
         held, nbytes = self._held.get(name), most * dtype.itemsize
         if held is None or held.nbytes < nbytes:
             held = self._held[name] = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
-        elif (last := self._last[name]).shape == shape and last.dtype == dtype:
-            return last
-        self._last[name] = held[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        return self._last[name]
+            self._made.clear()  # some may lie in what was given up
+        if len(self._made) >= MADE:
+            self._made.clear()
+        return held[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 class Outputs:
@@ -87,15 +104,18 @@ class Outputs:
         rank: whose own part it is.
         ranks: S, of which there is a part.
         width: D.
+
+    Attributes:
+        piece: that is used next.
     """
 
     def __init__(self, room: ChunkRoom, width: int, *, rank: int = 0, ranks: int = 1) -> None:
         self._room, self._width, self._rank, self._ranks = room, width, rank, ranks
-        self._piece = 0
+        self.piece = 0
 
     def parts(self, rows: int) -> Tensor:
         """Return all parts: [S, T, D] float32, with anything in them."""
-        return self._room.tensor(f"y {self._piece}", rows, self._ranks, rows, self._width)
+        return self._room.tensor(f"y {self.piece}", rows, self._ranks, rows, self._width)
 
     def own(self, rows: int) -> Tensor:
         """Return this rank's part of them: [1, T, D]."""
@@ -103,7 +123,7 @@ class Outputs:
 
     def pass_on(self) -> None:
         """Let the next sublayer use the other piece of room, if there is one: a join of this one was launched."""
-        self._piece = (self._piece + 1) % self._ranks
+        self.piece = (self.piece + 1) % self._ranks
 
 
 class Carry:
@@ -122,11 +142,14 @@ class Carry:
         self._slots = [[torch.empty_like(self._back) for _ in range(2)] for _ in range(2)]
         self._positions = torch.empty_like(self._back)
 
-    def refresh(self, position: Tensor, rows: int) -> None:
-        """Launch what makes the slots anew for a chunk of `rows` rows at `position`."""
-        for moved, (own, ours) in zip((0, rows), self._slots, strict=True):
+    def refresh(self, position: Tensor, count: Tensor) -> None:
+        """Launch what makes the slots anew for a chunk of `count` tokens at `position`, [1] int32 each."""
+        for moved, (own, ours) in zip((None, count), self._slots, strict=True):
+            torch.add(self._back, position, out=self._positions)
+            if moved is not None:
+                self._positions.add_(moved)
             # positions before 0 become position 0: the same row is copied to the same place several times
-            torch.add(self._back, position, out=self._positions).add_(moved).clamp_min_(0)
+            self._positions.clamp_min_(0)
             torch.remainder(self._positions, self.held, out=own)
             torch.remainder(self._positions, self.ring_rows, out=ours)
 
@@ -153,10 +176,14 @@ class Carry:
 class ChunkInputs:
     """Where the rows of a chunk stand, as `StepInputs` says it of a step.
 
+    A chunk may have more rows than tokens: those behind the last token are computed like the others, and nothing that
+    they leave is looked at. So chunks of many lengths are launched alike.
+
     Attributes:
-        given: [4 + most] int32, what the host sends: the first position, three of nothing, the tokens.
+        given: [4 + most] int32, what the host sends: the first position, the number of tokens, two of nothing, the
+            tokens.
         rows: T.
-        position: [1] int32; tokens, slots: [T] int32, slots of the chunk's ring of key/value rows.
+        position, count: [1] int32; tokens, slots: [T] int32, slots of the chunk's ring of key/value rows.
         window: carries key/value rows; sources: source rows, by ratio.
     """
 
@@ -166,7 +193,8 @@ class ChunkInputs:
         self._rd = config.qk_rope_head_dim
         self._steps = torch.arange(room.most, dtype=torch.int32, device=device)
         self.given = torch.zeros(TOKENS_AT + room.most, dtype=torch.int32, device=device)
-        self.position, self.tokens, self.slots = self.given[:1], self.given[TOKENS_AT:], self._steps
+        self.position, self.count = self.given[:1], self.given[1:2]
+        self.tokens, self.slots = self.given[TOKENS_AT:], self._steps
         self.window = Carry(config.sliding_window, window_rows(config), room)
         shapes: dict[int, CompressorShape] = {}
         for layer in range(config.num_hidden_layers):
@@ -191,8 +219,8 @@ class ChunkInputs:
             firsts.mul_(ratio)
             torch.index_select(self._turns.compressed, 1, firsts, out=self._turn(str(ratio)))
             torch.add(positions, 1, out=self.visible(ratio)).floor_divide_(ratio)
-            carry.refresh(self.position, rows)
-        self.window.refresh(self.position, rows)
+            carry.refresh(self.position, self.count)
+        self.window.refresh(self.position, self.count)
 
     def turn(self, *, is_compressed: bool) -> Tensor:
         """Return the angles of the rows: [3, T, rd]."""
@@ -206,11 +234,16 @@ class ChunkInputs:
         """Return how many entries each row may see: [T] int32."""
         return self._room.tensor(f"visible {ratio}", self.rows, self.rows, dtype=torch.int32)
 
+    def last(self, rows: int) -> Tensor:
+        """Return the numbers of the last `rows` rows that are tokens: [rows] int64; of fewer tokens the first is there
+        several times."""
+        numbers = self._room.tensor("last", rows, rows, dtype=torch.int64)
+        return torch.add(self._steps[:rows], self.count, out=numbers).sub_(rows).clamp_min_(0)
+
     def last_slots(self, rows: int) -> Tensor:
-        """Return the slots of the last `rows` rows in a sequence's ring of key/value rows: [rows] int64."""
+        """Return the slots of the same rows in a sequence's ring of key/value rows: [rows] int64."""
         slots = self._room.tensor("last slots", rows, rows, dtype=torch.int64)
-        torch.add(self._steps[self.rows - rows : self.rows], self.position, out=slots)
-        return slots.remainder_(self.window.held)
+        return torch.add(self.last(rows), self.position, out=slots).remainder_(self.window.held)
 
     def _turn(self, name: str) -> Tensor:
         return self._room.tensor(f"turn {name}", self.rows, 3, self.rows, self._rd)
@@ -224,14 +257,13 @@ class Sent:
         self._buffers = [torch.zeros(given.shape, dtype=torch.int32, pin_memory=self.is_cuda) for _ in range(2)]
         self._before: torch.cuda.Event | None = None
 
-    def send(self, given: Tensor, tokens: Sequence[int], pos: int) -> None:
-        """Start the copy of a position and its tokens on the current stream."""
+    def send(self, given: Tensor, tokens: Sequence[int], pos: int, rows: int) -> None:
+        """Start the copy of a position and its tokens on the current stream; rows behind them hold token 0."""
         self._buffers.reverse()
-        count = TOKENS_AT + len(tokens)
-        buffer = self._buffers[0][:count]
-        buffer[0] = pos
-        buffer[TOKENS_AT:] = torch.tensor(tokens, dtype=torch.int32)
-        given[:count].copy_(buffer, non_blocking=True)
+        buffer = self._buffers[0][: TOKENS_AT + rows]
+        head = [pos, len(tokens), 0, 0]
+        buffer.copy_(torch.tensor([*head, *tokens, *[0] * (rows - len(tokens))], dtype=torch.int32))
+        given[: len(buffer)].copy_(buffer, non_blocking=True)
 
     def wait(self, *, all_of_it: bool) -> None:
         """Wait until the chunk before the one that was launched last is done; or that one too."""

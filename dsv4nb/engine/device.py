@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.checkpoint.opening import Checkpoint
 from dsv4nb.config import SamplerConfig
-from dsv4nb.contract import CONTRACTS, Contract
+from dsv4nb.contract import Contract
 from dsv4nb.engine import device_state
 from dsv4nb.engine.checks import (
     all_or_nothing,
@@ -28,6 +27,7 @@ from dsv4nb.engine.checks import (
     require_tokens,
     run_chunks,
 )
+from dsv4nb.engine.device_asked import bf16_contract, require_prefill
 from dsv4nb.engine.device_caches import Caches, device_layout, device_state_bytes, share_of
 from dsv4nb.engine.device_forward import DeviceChunk, DeviceForward, forward_of, kind_of, require_ranks
 from dsv4nb.engine.device_memory import count, largest_state, with_shared
@@ -37,59 +37,16 @@ from dsv4nb.engine.holdings import Living
 from dsv4nb.engine.memory import DeviceBytes
 from dsv4nb.engine.peer_link import PeerLink, sound_links
 from dsv4nb.engine.plain_choice import PlainChoice
-from dsv4nb.engine.prefill import (
-    FAST_ROWS,
-    FAST_ROWS_MAX,
-    FEWEST_ROWS,
-    FORMS,
-    PrefillForm,
-    chunk_plan,
-    fast_plan,
-    is_fast,
-)
+from dsv4nb.engine.prefill import FAST_ROWS, PrefillForm, chunk_plan, fast_plan, is_fast
 from dsv4nb.engine.protocol import MAX_ROWS, ChooseDraft, DecodeState, Prefilled, Proposal, Snapshot, Verified
 from dsv4nb.engine.rank_draws import can_draw_from
+from dsv4nb.engine.run_ahead import Asked, RunAhead
 from dsv4nb.errors import EngineError
 from dsv4nb.weights.kernel_shapes import chunk_fault
 from dsv4nb.weights.placement import SharedKind
 from dsv4nb.weights.progress import Progress
 from dsv4nb.weights.rank_loader import load_ranks
 from dsv4nb.weights.rank_store import RankWeights
-
-
-def bf16_contract(contract: Contract) -> Contract:
-    """Return the contract that kernels keep where `contract` is asked for: the same roundings, bfloat16 between them.
-
-    Raises:
-        EngineError: it leaves the inputs of FP8 products unrounded.
-    """
-    if not contract.act_fp8:
-        raise EngineError(
-            f"the contract {contract.name!r} does not round the inputs of FP8 products; the kernels do. devices='cpu'"
-            " runs it, or leave contract= out",
-            param="contract",
-        )
-    if contract.activations == "bfloat16":
-        return contract
-    wanted = replace(contract, activations="bfloat16")
-    for named in CONTRACTS.values():
-        if replace(named, name=contract.name) == wanted:
-            return named
-    return replace(wanted, name=f"{contract.name}_bf16")
-
-
-def require_prefill(prefill: str, chunk_rows: int) -> None:
-    """Refuse a way of reading prompts that there is not.
-
-    Raises:
-        EngineError: the form has another name, or a chunk another number of rows.
-    """
-    if prefill not in FORMS:
-        raise EngineError(f"prefill is {prefill!r}; it must be one of {', '.join(FORMS)}", param="prefill")
-    if not FEWEST_ROWS <= chunk_rows <= FAST_ROWS_MAX:
-        raise EngineError(
-            f"a chunk of {chunk_rows} rows; it must have from {FEWEST_ROWS} to {FAST_ROWS_MAX}", param="prefill_rows"
-        )
 
 
 class DeviceEngine:
@@ -99,7 +56,8 @@ class DeviceEngine:
     however it is cut: there it takes the way of decode rows, eight at a time. With "fast" most of a prompt goes through
     the kernels of whole chunks, which add in another order; the same cut is the same bits again. States have caches of
     their own, which grow up to `max_seq` positions; snapshots copy what they need. What the plain sampler chooses is
-    chosen on the GPU, and its rows come to the host when somebody looks at one.
+    chosen on the GPU, and its rows come to the host when somebody looks at one. Where a plain step or a round follows
+    another one, the next is begun before it is asked for: see `run_ahead`.
 
     Args:
         ranks: as `load_ranks` returns them; shared, never written.
@@ -109,6 +67,7 @@ class DeviceEngine:
         prefill: how prompts are read, "fast" where this model can be, or "exact".
         chunk_rows: rows of one fast chunk, from 32 to 4096.
         links: of the GPUs, where they were tested; tested here when None.
+        run_ahead: begin steps and rounds before they are asked for.
 
     Attributes:
         prefill_form: how prompts are read; prefill_fault: why that is "exact" though "fast" was asked for, else "".
@@ -135,12 +94,14 @@ class DeviceEngine:
         prefill: PrefillForm = "fast",
         chunk_rows: int = FAST_ROWS,
         links: Sequence[PeerLink] | None = None,
+        run_ahead: bool = True,
     ) -> None:
         require_prefill(prefill, chunk_rows)
         self.ranks = tuple(ranks)
         self.contract = bf16_contract(contract)
         self.draft_fault = ranks[0].draft_fault
         self._config, self._max_seq, self.placement = config, max_seq, kind_of(ranks, config)
+        self._ahead = RunAhead(is_on=run_ahead, max_seq=max_seq)
         if links is None:
             links = sound_links([weights.device for weights in ranks], joins=self.placement == "tensor")
         self.links = tuple(links)
@@ -155,7 +116,8 @@ class DeviceEngine:
         drafter = self._forward.drafter
         self._block_size = 0 if drafter is None else drafter.block_size
         make_context = self._make_context if self._block_size else None
-        self._shelf = Shelf(config, max_seq, [share_of(weights) for weights in ranks], make_context)
+        shares = [share_of(weights, kv_fp8=self.contract.kv_fp8) for weights in ranks]
+        self._shelf = Shelf(config, max_seq, shares, make_context)
         self._living: Living[DeviceState, DeviceSnapshot] = Living()
 
     @classmethod
@@ -206,6 +168,15 @@ class DeviceEngine:
     @property
     def block_size(self) -> int:
         return 0 if self._forward is None else self._block_size
+
+    @property
+    def run_ahead(self) -> bool:
+        """Whether steps and rounds are begun before they are asked for; may be set between two calls."""
+        return self._ahead.is_on
+
+    @run_ahead.setter
+    def run_ahead(self, is_on: bool) -> None:
+        self._ahead.is_on = is_on
 
     @property
     def chunk_rows(self) -> int:
@@ -269,8 +240,11 @@ class DeviceEngine:
         """Run rows likewise, and choose from each on the GPU; see the protocol."""
         if not can_draw_from(self.vocab_size):
             return Verified(rows=tuple(self.forward_rows(state, tokens)))
-        with self._running_rows(state, tokens) as (forward, own):
-            return forward.drawn(own.caches, tokens, own.pos, config)
+        step = Asked(rows=1, config=config) if len(tokens) == 1 else None
+        with self._running_rows(state, tokens, step) as (forward, own):
+            if step is not None:
+                return self._ahead.run(forward, own, tokens[0], step)[1]
+            return forward.draw(own.caches, tokens, own.pos, config).land()
 
     def draft_and_draw(
         self, state: DecodeState, pending: int, rows: int, *, drafts_by: SamplerConfig, config: SamplerConfig
@@ -280,15 +254,13 @@ class DeviceEngine:
         if not can_draw_from(self.vocab_size):
             proposal = self.draft(state, pending, PlainChoice(config=drafts_by, first=state.pos + 1))
             return proposal, self.draw_rows(state, (pending, *proposal.ids[: rows - 1]), config)
-        tokens = [pending] * rows  # the drafts take the places behind the first one
         drafter = self._open().drafter
         require_draft(self._own(state).pos, pending, self.vocab_size, has_drafter=drafter is not None)
-        assert drafter is not None
-        with self._running_rows(state, tokens) as (forward, own):
-            own.catch_up()
-            drafted = drafter.begin(own.caches, own.pos, pending, drafts_by)
-            verified = forward.drawn(own.caches, tokens, own.pos, config, drafted)
-            return drafter.end(), verified
+        asked = Asked(rows=rows, config=config, drafts_by=drafts_by)
+        with self._running_rows(state, [pending] * rows, asked) as (forward, own):
+            drafted, verified = self._ahead.run(forward, own, pending, asked)
+        assert drafted is not None
+        return drafted, verified
 
     def commit(self, state: DecodeState, n: int) -> None:
         """Keep the first `n` rows of the last `forward_rows`."""
@@ -323,11 +295,13 @@ class DeviceEngine:
 
     def release(self, state: DecodeState) -> None:
         """Give the memory of `state` back; idempotent."""
-        self._own(state, even_released=True).release()
+        own = self._own(state, even_released=True)
+        self._ahead.end()
+        own.release()
         self._shelf.trim()
 
     def dump(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
-        """Return everything a snapshot holds: bfloat16 rows as uint16, source rows as float32; see the protocol."""
+        """Return everything a snapshot holds: records as bytes, bfloat16 as uint16, float32; see the protocol."""
         own = self._held(snapshot)
         with self._running():
             return device_state.dump(own)
@@ -340,12 +314,12 @@ class DeviceEngine:
 
     def layout(self) -> str:
         """Say how `dump` lays a sequence out; see the protocol."""
-        return device_layout(self._config, has_drafter=self._shelf.has_drafter)
+        return device_layout(self._config, kv_fp8=self.contract.kv_fp8, has_drafter=self._shelf.has_drafter)
 
     def state_bytes(self, positions: int) -> dict[str, int]:
         """Return the bytes of one state per class of cache, whole extents; see the protocol."""
         size = max(positions, self._shelf.size_of(positions))
-        return device_state_bytes(self._config, size, has_drafter=self._shelf.has_drafter)
+        return device_state_bytes(self._config, size, kv_fp8=self.contract.kv_fp8, has_drafter=self._shelf.has_drafter)
 
     def largest_session(self) -> int:
         """Return the most positions, at most `max_seq`, that one more state can have now; any thread may ask."""
@@ -368,6 +342,7 @@ class DeviceEngine:
 
     def close(self) -> None:
         """Free the weights and the caches that no state holds, for other processes too; idempotent."""
+        self._ahead.end()
         is_cuda = any(weights.device.type == "cuda" for weights in self.ranks)
         self._forward, self._chunks, self.ranks = None, None, ()
         self._shelf.clear()
@@ -390,12 +365,18 @@ class DeviceEngine:
         return forward, own
 
     @contextmanager
-    def _running_rows(self, state: DecodeState, tokens: Sequence[int]) -> Iterator[tuple[DeviceForward, DeviceState]]:
-        """Check and make room for rows that what is inside runs; behind it they are pending."""
+    def _running_rows(
+        self, state: DecodeState, tokens: Sequence[int], asked: Asked | None = None
+    ) -> Iterator[tuple[DeviceForward, DeviceState]]:
+        """Check and make room for rows that what is inside runs; behind it they are pending.
+
+        Args:
+            asked: what they are, where that may have been begun ahead.
+        """
         require_few_rows(tokens)
         forward, own = self._ready(state, tokens)
         own.pending = 0
-        with self._running():
+        with self._running(goes_on=asked is not None and self._ahead.leads_to(own, tokens[0], asked)):
             own.grow(own.pos + len(tokens))
             yield forward, own
         own.pending = len(tokens)
@@ -412,7 +393,10 @@ class DeviceEngine:
         return require_snapshot(snapshot, DeviceSnapshot, lambda own: own.shelf is self._shelf)
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Compute without gradients, on the rank's stream."""
-        with torch.inference_mode(), memory_errors(), self._open().running():
+    def _running(self, *, goes_on: bool = False) -> Iterator[None]:
+        """Compute without gradients, on the rank's stream; what was begun ahead is forgotten, unless this goes on."""
+        forward = self._open()
+        if not goes_on:
+            self._ahead.end()
+        with torch.inference_mode(), memory_errors(), forward.running():
             yield

@@ -8,11 +8,14 @@ from functools import partial
 
 import torch
 
-from dsv4nb.engine.cache import Part
+from dsv4nb.engine.cache import Part, layer_shape
 from dsv4nb.engine.device_caches import Share, device_state_bytes
 from dsv4nb.engine.device_state import DeviceSnapshot, DeviceState, Shelf
 from dsv4nb.engine.free_memory import free_host_bytes, largest_session
 from dsv4nb.engine.memory import CLASSES, ClassBytes, DeviceBytes
+
+# torch gives large tensors whole units of memory, and smaller ones shares of a segment
+UNIT_BYTES, SEGMENT_BYTES = 2 << 20, 20 << 20
 
 
 def largest_state(shelf: Shelf) -> int:
@@ -28,7 +31,15 @@ def _largest_on(device: torch.device, shelf: Shelf) -> int:
         return {str(number): sum(bytes_on(share, shelf, size).values()) for number, share in enumerate(shares)}
 
     idle = sum(sum(state_bytes(positions).values()) for positions in shelf.idle())
-    return largest_session(state_bytes, shelf.max_seq, free_bytes(device) + idle)
+    lost = sum(lost_bytes(share, shelf) for share in shares) if device.type == "cuda" else 0
+    return largest_session(state_bytes, shelf.max_seq, free_bytes(device) + idle - lost)
+
+
+def lost_bytes(share: Share, shelf: Shelf) -> int:
+    """Return what a state may take on a GPU beside its tensors, since torch hands memory out in units."""
+    shapes = [layer_shape(shelf.config, layer) for layer in share.layers]
+    tensors = sum(1 + 2 * (shape.compressor is not None) + 2 * (shape.indexer is not None) for shape in shapes)
+    return SEGMENT_BYTES + UNIT_BYTES * tensors
 
 
 def free_bytes(device: torch.device) -> int:
@@ -41,7 +52,9 @@ def free_bytes(device: torch.device) -> int:
 
 def bytes_on(share: Share, shelf: Shelf, positions: int) -> dict[str, int]:
     """Return what caches of so many positions take on one GPU, by class."""
-    return device_state_bytes(shelf.config, positions, has_drafter=share.has_drafter, layers=share.layers)
+    return device_state_bytes(
+        shelf.config, positions, kv_fp8=share.kv_fp8, has_drafter=share.has_drafter, layers=share.layers
+    )
 
 
 def with_shared(counted: Sequence[DeviceBytes], name: str, nbytes: Sequence[int]) -> tuple[DeviceBytes, ...]:

@@ -19,12 +19,18 @@ import torch
 from torch import Tensor
 
 from dsv4nb.checkpoint.config import ModelConfig
-from dsv4nb.engine.cache import Part, live_parts
+from dsv4nb.engine.cache import Part
 from dsv4nb.engine.checks import require_arrays
-from dsv4nb.engine.device_caches import Caches, Share, blocks_of, read_part, value_bytes, write_part
+from dsv4nb.engine.device_caches import Caches, Share, blocks_of, device_parts, dtype_of, read_part, write_part
 from dsv4nb.engine.extent import extent_of
 
 KEPT_BYTES = 4 << 30  # of caches that nobody holds: those of a few chats of 128K positions
+
+_DUMPED: dict[torch.dtype, type[Any]] = {
+    torch.float32: np.float32,
+    torch.bfloat16: np.uint16,
+    torch.uint8: np.uint8,
+}
 
 MakeContext = Callable[[Caches, int, int], None]  # launches the context rows of positions first … stop - 1
 
@@ -39,6 +45,7 @@ class Shelf:
         make_context: of the drafter; None without one.
 
     Attributes:
+        kv_fp8: whether key/value rows are records.
         made: caches that exist, held or not, by the positions that they have room for.
     """
 
@@ -51,6 +58,7 @@ class Shelf:
     ) -> None:
         self.config, self.make_context = config, make_context
         self.max_seq, self.shares = max_seq, tuple(shares)
+        self.kv_fp8 = shares[0].kv_fp8
         self._free: deque[Caches] = deque()
         self.made: Counter[int] = Counter()
 
@@ -248,7 +256,7 @@ def restore(snapshot: DeviceSnapshot) -> DeviceState:
 
 
 def dump(snapshot: DeviceSnapshot) -> dict[str, npt.NDArray[Any]]:
-    """Return the live values by name, [rows, width]: bfloat16 as uint16, source rows float32."""
+    """Return the live values by name, [rows, width]: bfloat16 as uint16, source rows float32, records uint8."""
     return {part.name: to_array(rows) for part, rows in snapshot.parts}
 
 
@@ -258,8 +266,8 @@ def load(arrays: Mapping[str, npt.NDArray[Any]], pos: int, shelf: Shelf) -> Devi
     Raises:
         EngineError: as `Engine.load` says; nothing was allocated.
     """
-    expected = list(live_parts(shelf.config, pos, has_drafter=shelf.has_drafter))
-    require_arrays(arrays, expected, pos, lambda part: np.float32 if value_bytes(part) == 4 else np.uint16)
+    expected = list(device_parts(shelf.config, pos, has_drafter=shelf.has_drafter, kv_fp8=shelf.kv_fp8))
+    require_arrays(arrays, expected, pos, lambda part: _DUMPED[dtype_of(part, kv_fp8=shelf.kv_fp8)])
     return DeviceSnapshot(
         shelf, pos, [(part, _to_tensor(arrays[part.name], shelf.home(part).device)) for part in expected]
     )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,8 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.config import SamplerConfig
 from dsv4nb.engine.graphs import Graphs, Held
-from dsv4nb.engine.lent_rows import Lender
+from dsv4nb.engine.lap import Lap
+from dsv4nb.engine.lent_rows import Lender, LentRows
 from dsv4nb.engine.plain_choice import PlainChoice
 from dsv4nb.engine.protocol import ChooseDraft, Proposal
 from dsv4nb.engine.rank_draws import Draws, can_draw_from
@@ -53,6 +55,61 @@ class _Slot:
     def token(self) -> Tensor:
         """[1], the token before it."""
         return self.given[TOKENS_AT:]
+
+
+class Said:
+    """What a walk tells, on the host, once it was waited for.
+
+    Attributes:
+        host: the copy of all of it.
+        ids: [B] int32; numbers: [5, B] float32: log-probabilities, confidences, the two best logits, sums.
+    """
+
+    def __init__(self, lines: Tensor) -> None:
+        self.host = torch.zeros(lines.shape, dtype=torch.int32, pin_memory=lines.is_cuda)
+        sent = self.host.numpy()  # read through numpy, as `_Staging` writes
+        self.ids: npt.NDArray[np.int32] = sent[0, :, 0]
+        self.numbers: npt.NDArray[np.float32] = sent.view(np.float32)[1:6, :, 0]
+
+
+@dataclass(slots=True, kw_only=True)
+class Drafting:
+    """Drafts that were launched, and that nobody has waited for yet.
+
+    Attributes:
+        ids: [B] int32, where they are going to be, on the drafter's device; each is always one.
+        rows: [B, V], what they are chosen from.
+        lap: what it takes; None where the caller can tell.
+    """
+
+    walk: DraftWalk
+    ids: Tensor
+    rows: Tensor
+    said: Said
+    lap: Lap | None
+    ready: torch.cuda.Event | None = None
+
+    def keep(self) -> None:
+        """Let the rows stay what they are when the next walk is launched before these land."""
+        self.rows, self.ready = self.walk.keep(self.rows)
+
+    def land(self) -> Proposal:
+        """Return the drafts, once they were waited for; the rows are lent.
+
+        Raises:
+            DrafterFault: a row or a confidence is not finite.
+        """
+        log_probs, confidences, best, second, sums = self.said.numbers
+        for number, row in enumerate(zip(confidences.tolist(), sums.tolist(), strict=True)):
+            _require_finite(number, *row)
+        return Proposal(
+            ids=tuple(self.said.ids.tolist()),
+            conf_logits=tuple(confidences.tolist()),
+            rows=self.walk.lend(self),
+            margins=tuple((best - second).tolist()),
+            probs=tuple(np.exp(log_probs).tolist()),
+            ms=None if self.lap is None else self.lap.ms(),
+        )
 
 
 class DraftWalk:
@@ -105,37 +162,34 @@ class DraftWalk:
         """
         can_draw = can_draw_from(self._config.vocab_size)
         if can_draw and isinstance(choose, PlainChoice) and choose.first == pos + 1:
-            self.begin(choose.config)
+            drafting = self.begin(choose.config)
             self._wait()
-            return self.end()
+            return drafting.land()
         self._lender.recall()
         return self._chosen(pos, pending, choose)
 
-    def begin(self, config: SamplerConfig) -> Tensor:
-        """Let the device choose, and wait for nothing; return where the drafts are going to be: [B] int32."""
+    def begin(self, config: SamplerConfig, lap: Lap | None = None) -> Drafting:
+        """Let the device choose, and wait for nothing.
+
+        Args:
+            lap: ends behind it.
+        """
         self._lender.recall()
         stages = self._draws.ask(config)
         self._graphs.run(self._held, stages, partial(self._launch, stages))
-        self._told.send()
-        return self._drafted
+        said = self._told.send()
+        if lap is not None:
+            lap.stop()
+        return Drafting(walk=self, ids=self._drafted, rows=self._rows, said=said, lap=lap)
 
-    def end(self) -> Proposal:
-        """Return what was begun, and waited for.
+    def keep(self, rows: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Launch a copy of rows to where no walk writes; return it, and what tells that it is there."""
+        kept = self._room.tensor("kept draft rows", *rows.shape)
+        return kept, self._lender.keep(rows, kept)
 
-        Raises:
-            DrafterFault: a row or a confidence is not finite.
-        """
-        ids, numbers = self._told.read()
-        log_probs, confidences, best, second, sums = numbers
-        for number, row in enumerate(zip(confidences.tolist(), sums.tolist(), strict=True)):
-            _require_finite(number, *row)
-        return Proposal(
-            ids=tuple(ids.tolist()),
-            conf_logits=tuple(confidences.tolist()),
-            rows=self._lender.lend(self._rows),
-            margins=tuple((best - second).tolist()),
-            probs=tuple(np.exp(log_probs).tolist()),
-        )
+    def lend(self, drafting: Drafting) -> LentRows:
+        """Return the rows of drafts that were launched, which stay what they are."""
+        return self._lender.lend(drafting.rows, drafting.ready)
 
     def _chosen(self, pos: int, pending: int, choose: ChooseDraft) -> Proposal:
         """Choose one draft after the other on the host."""
@@ -150,9 +204,9 @@ class DraftWalk:
             _require_finite(number, float(row.sum()))
             ids.append(choose(row, number, ids))
         self._graphs.run(self._held, "confidence", self._launch_confidence)
-        self._told.send()
+        said = self._told.send()
         self._wait()
-        confidences = self._told.read()[1][1].tolist()
+        confidences = said.numbers[1].tolist()
         for number, confidence in enumerate(confidences):
             _require_finite(number, confidence)
         return Proposal(ids=tuple(ids), conf_logits=tuple(confidences), rows=tuple(rows.numpy()))
@@ -205,8 +259,7 @@ class _Told:
     def __init__(self, size: int, device: torch.device) -> None:
         # kernels write their numbers one by one, each at a 16-byte boundary
         self._lines = torch.zeros(7, size, 4, dtype=torch.int32, device=device)
-        self._host = torch.zeros(self._lines.shape, dtype=torch.int32, pin_memory=self._lines.is_cuda)
-        self._sent = self._host.numpy()  # read through numpy, as `_Staging` writes
+        self._said = cycle([Said(self._lines), Said(self._lines)])
         numbers = self._lines.view(torch.float32)
         self.ids, self._log_probs, self._best = self._lines[0, :, 0], numbers[1], numbers[3]
         self.confidences, self._second, self._sums = numbers[2, :, 0], numbers[4, :, 0], numbers[5, :, 0]
@@ -226,13 +279,11 @@ class _Told:
         others = room.tensor("others", *rows.shape).copy_(rows).scatter_(1, places, -torch.inf)
         torch.amax(others, 1, out=self._second)
 
-    def send(self) -> None:
-        """Start the copy to the host."""
-        self._host.copy_(self._lines, non_blocking=True)
-
-    def read(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Return what was sent and waited for, in the order above: [B], and [5, B]."""
-        return self._sent[0, :, 0], self._sent.view(np.float32)[1:6, :, 0]
+    def send(self) -> Said:
+        """Start the copy to the host; two may be on their way."""
+        said = next(self._said)
+        said.host.copy_(self._lines, non_blocking=True)
+        return said
 
 
 def _require_finite(number: int, *values: float) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dsv4nb.engine.device_caches import LayerCaches
-from dsv4nb.engine.rank_layer import Step, choose, mix_keys
+from dsv4nb.engine.rank_layer import Step, choose, index_heads, mix_keys, score, shares_of
 from dsv4nb.weights.rank_store import RankLayer
+from dsv4nb_kernels._sifted import KEYS
 from dsv4nb_kernels.sparse_attention import Keys
 
 
@@ -26,6 +27,10 @@ def compile_extent(step: Step, layers: Iterable[tuple[RankLayer, LayerCaches]]) 
         done.add(ratio)
         windows = step.inputs.windows[ratio]
         if windows.places is None:
+            indexer, sources = weights.attention.indexer, weights.attention.sources
+            assert caches.indexer is not None and indexer is not None and sources is not None
+            shares = shares_of(step.product("source", sources), indexer)
+            score(step, windows, index_heads(step), caches.indexer.entries[:KEYS], shares)
             choose(step, windows)
         else:
             mix_keys(step, weights.attention, caches, Keys(cache=caches.compressor.entries, places=windows.places))

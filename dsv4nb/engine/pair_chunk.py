@@ -16,8 +16,7 @@ for. Between streams S0, S1 of the GPUs and streams C0, C1, on which a GPU's own
 and S0 and S1 go on to add. What comes into memory of GPU 0 is behind ready0, so behind all that S0 did there. What S0
 writes could be too early for C0 alone: so parts lie in two pieces of memory that take turns from join to join. When S0
 writes the piece of join n again, behind join n + 1, it has waited there for copied1, which was behind ready1, which S1
-recorded behind its wait for copied0 of join n: part 0 has been read. An output that nobody joins, behind the last layer
-of a chunk without a head, takes no turn.
+recorded behind its wait for copied0 of join n: part 0 has been read.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class PairChunk:
 
     def run(self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool) -> npt.NDArray[np.float32] | None:
         """Run `tokens` at positions pos …, as `RankChunk` does: [1, V] with a head."""
-        rows, halves = len(tokens), list(zip(self._sides, caches.copies, strict=True))
+        halves = list(zip(self._sides, caches.copies, strict=True))
+        rows = self._sides[0].rows_of(caches, len(tokens), pos)
         for side in self._sides:
             with on(side.device):
-                side.begin(tokens, pos)
-        last = max(side.last_rows(own, rows, has_head=has_head) for side, own in halves)
-        turns = [side.launches(own, rows, pos, last, has_head=has_head) for side, own in halves]
+                side.begin(tokens, pos, rows)
+        turns = [side.replays(own, rows, pos, has_head=has_head) for side, own in halves]
         take_turns(self._devices, turns, self._join)
         ends = []
         for side in self._sides:

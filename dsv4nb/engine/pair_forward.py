@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +31,37 @@ from dsv4nb.contract import Contract
 from dsv4nb.engine.device_caches import Caches
 from dsv4nb.engine.pair_chunk import PairChunk
 from dsv4nb.engine.pair_turns import on, take_turns
-from dsv4nb.engine.protocol import Verified
 from dsv4nb.engine.rank_drafter import RankDrafter
+from dsv4nb.engine.rank_draws import Flight
 from dsv4nb.engine.rank_forward import RankForward, all_running
 from dsv4nb.engine.rank_layer import Step, StepKey, Trial
 from dsv4nb.errors import EngineError
 from dsv4nb.weights.rank_store import RankWeights
-from dsv4nb_kernels._peer import connect
+from dsv4nb_kernels._peer import ERROR_WORDS, connect
 from dsv4nb_kernels.hyper_mix import Boundary
 
 _Halves = Sequence[tuple[RankForward, Step, Caches]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    """The error words of both GPUs on the host.
+
+    Attributes:
+        words: of each, as a `Mailbox` has them.
+        events: behind the copies; none on a CPU.
+    """
+
+    words: tuple[Tensor, ...]
+    events: tuple[torch.cuda.Event, ...]
+
+    @classmethod
+    def of(cls, places: Sequence[torch.device]) -> _Watch:
+        is_cuda = places[0].type == "cuda"
+        return cls(
+            words=tuple(torch.zeros(ERROR_WORDS, dtype=torch.int32, pin_memory=is_cuda) for _ in places),
+            events=tuple(torch.cuda.Event() for _ in places if is_cuda),
+        )
 
 
 class PairForward:
@@ -70,11 +92,8 @@ class PairForward:
         drafts = ranks[0].draft is not None
         self._links = connect(width, places)
         self._hasty = connect(width, places, polls=1)
-        is_cuda = places[0].type == "cuda"
         with torch.inference_mode(False):  # so that `settle` may write them wherever it is called
-            self._errors = [
-                torch.zeros(link.mine.error.shape, dtype=torch.int32, pin_memory=is_cuda) for link in self._links
-            ]
+            self._watches = cycle([_Watch.of(places), _Watch.of(places)])  # of two forwards on their way
         self._sides = [
             RankForward(weights, config, contract, max_seq, graphs=graphs, link=link, joins_last=drafts)
             for weights, link in zip(ranks, self._links, strict=True)
@@ -115,28 +134,40 @@ class PairForward:
         self.settle()
         return np.asarray(logits.numpy())
 
-    def drawn(
+    def draw(
         self,
         caches: Caches,
         tokens: Sequence[int],
         pos: int,
         config: SamplerConfig,
         drafted: Tensor | None = None,
-    ) -> Verified:
-        """Run `tokens` likewise, choose behind each of them on the first GPU, and wait for the choices alone.
+    ) -> Flight:
+        """Run `tokens` likewise, choose behind each of them on the first GPU, and wait for nothing.
+
+        Whoever lets it land is told what `rows` raises.
 
         Args:
             drafted: as of `RankForward`.
-
-        Raises:
-            EngineError: as of `rows`.
         """
-        steps, first = self._run(caches, tokens, pos, has_head=True, drafted=drafted), self._sides[0]
+        return self._chosen(self._run(caches, tokens, pos, has_head=True, drafted=drafted), config)
+
+    def go_on(
+        self, caches: Caches, rows: int, stop: int, config: SamplerConfig, after: Tensor, drafted: Tensor | None = None
+    ) -> Flight:
+        """As of `RankForward`; the second GPU is sent what the first one found."""
+        steps = []
+        for side in self._sides:
+            with on(side.device):
+                steps.append(side.follow(rows, stop, after, drafted))
+        self._go(steps, caches, has_head=True)
+        return self._chosen(steps, config)
+
+    def _chosen(self, steps: Sequence[Step], config: SamplerConfig) -> Flight:
+        first = self._sides[0]
         with on(first.device):
-            logits = self._gathered(steps)
-            first.draws.launch(logits, steps[0].inputs, config)
-        self.settle()
-        return first.draws.read(logits)
+            flight = first.draws.launch(self._gathered(steps), steps[0].inputs, config)
+        watch = self._watch()  # behind the choices too
+        return replace(flight, events=watch.events, check=partial(self._require, watch))
 
     def fill(self, caches: Caches, tokens: Sequence[int], pos: int) -> None:
         """Run `tokens` likewise for the caches alone, and wait for nothing."""
@@ -148,19 +179,35 @@ class PairForward:
         Raises:
             EngineError: since the last time a join has waited in vain, and what ran after it is in no cache.
         """
-        for side, link, error in zip(self._sides, self._links, self._errors, strict=True):
+        watch = self._watch()
+        for event in watch.events:
+            event.synchronize()
+        self._require(watch)
+
+    def _watch(self) -> _Watch:
+        """Start to look whether a join waited in vain, behind everything that was launched."""
+        watch = next(self._watches)
+        for link, word in zip(self._links, watch.words, strict=True):
+            with on(link.mine.error.device):
+                word.copy_(link.mine.error, non_blocking=True)
+        for side, event in zip(self._sides, watch.events, strict=False):  # none on a CPU
             with on(side.device):
-                error.copy_(link.mine.error, non_blocking=True)
+                event.record()
+        return watch
+
+    def _require(self, watch: _Watch) -> None:
+        """Refuse what ran behind a join that waited in vain, and connect the GPUs anew; see `settle`."""
+        if not any(word.numpy()[0] for word in watch.words):  # no operation of torch: see `_Staging`
+            return
         for side in self._sides:
-            side.wait()
-        if any(error.numpy()[0] for error in self._errors):  # no operation of torch: see `_Staging`
-            self._connect_anew()
-            names = " and ".join(str(side.device) for side in self._sides)
-            raise EngineError(
-                f"{names} lost each other: one waited in vain for the other's half of a sum. They are connected anew;"
-                " go on from the last committed position",
-                param="devices",
-            )
+            side.wait()  # for what was launched since
+        self._connect_anew()
+        names = " and ".join(str(side.device) for side in self._sides)
+        raise EngineError(
+            f"{names} lost each other: one waited in vain for the other's half of a sum. They are connected anew;"
+            " go on from the last committed position",
+            param="devices",
+        )
 
     def _run(
         self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool, drafted: Tensor | None = None
@@ -169,6 +216,11 @@ class PairForward:
         for side in self._sides:
             with on(side.device):
                 steps.append(side.begin(tokens, pos, drafted))
+        self._go(steps, caches, has_head=has_head)
+        return steps
+
+    def _go(self, steps: Sequence[Step], caches: Caches, *, has_head: bool) -> None:
+        """Launch what stands ready."""
         halves = list(zip(self._sides, steps, caches.copies, strict=True))
         key = steps[0].key(has_head=has_head)
         if self.device.type == "cuda" and key not in self._tried:
@@ -176,7 +228,7 @@ class PairForward:
             self._tried.add(key)
         if not self._sides[0].graphs.is_on:
             self._launch(halves, has_head=has_head)
-            return steps
+            return
         for side, step, own in halves:
             with on(side.device):
                 if key not in own.graphs:
@@ -184,7 +236,6 @@ class PairForward:
         for side, _, own in halves:
             with on(side.device):
                 own.graphs[key].replay()
-        return steps
 
     def _gathered(self, steps: Sequence[Step]) -> Tensor:
         return self._sides[0].gathered([side.left(step) for side, step in zip(self._sides, steps, strict=True)])

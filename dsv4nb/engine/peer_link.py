@@ -78,7 +78,7 @@ def told(links: Sequence[PeerLink]) -> str:
 def _tested(first: torch.device, second: torch.device, *, joins: bool) -> PeerLink:
     is_cuda = first.type == "cuda"
     for source, target in ((first, second), (second, first)):
-        _require_copies(source, target, GPU_BYTES if is_cuda else CPU_BYTES)
+        _require_copies(source, target, GPU_BYTES if is_cuda else CPU_BYTES, alone=first.index or 0)
     rates = (_gb_s(first, second), _gb_s(second, first)) if is_cuda else None
     join_us = None
     if joins:
@@ -92,8 +92,8 @@ def _tested(first: torch.device, second: torch.device, *, joins: bool) -> PeerLi
     return PeerLink(devices=(first, second), gb_s=rates, join_us=join_us)
 
 
-def _require_copies(source: torch.device, target: torch.device, nbytes: int) -> None:
-    way_out = f"A pipeline copies likewise. One GPU runs alone: devices={source.index or 0}"
+def _require_copies(source: torch.device, target: torch.device, nbytes: int, *, alone: int) -> None:
+    way_out = f"A pipeline copies likewise. One GPU runs alone: devices={alone}"
     for (name, sent), (_, wanted) in zip(_copied(nbytes, source), _copied(nbytes, target), strict=True):
         found = torch.bitwise_not(wanted)  # nothing of it is right before
         _copy(sent, found)

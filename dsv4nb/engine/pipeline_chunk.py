@@ -43,17 +43,17 @@ class PipelineChunk:
 
     def run(self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool) -> npt.NDArray[np.float32] | None:
         """Run `tokens` at positions pos …, as `RankChunk` does: [1, V] with a head."""
-        rows, logits = len(tokens), None
+        logits = None
+        rows = self._spans[0][1].rows_of(caches, len(tokens), pos)
         before: RankChunk | None = None
         for number, (span, chunks) in enumerate(self._spans, 1):
             ends = has_head and number == len(self._spans)
             with span.running():
-                chunks.begin(tokens, pos)
+                chunks.begin(tokens, pos, rows)
                 if before is not None:
                     goes, came = before.handover("goes", caches, rows), chunks.handover("came", caches, rows)
                     came.whole.copy_(goes.whole, non_blocking=True)
-                last = chunks.last_rows(caches, rows, has_head=ends)
-                for _ in chunks.launches(caches, rows, pos, last, has_head=ends):
+                for _ in chunks.replays(caches, rows, pos, has_head=ends):
                     pass
             before = chunks
         for number, (span, chunks) in enumerate(self._spans, 1):

@@ -7,7 +7,7 @@ once. Every kernel has the shape that it has on one GPU, and so has every row th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -19,9 +19,11 @@ from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.device_caches import Caches
+from dsv4nb.engine.draft_walk import Drafting
 from dsv4nb.engine.pipeline_chunk import PipelineChunk
-from dsv4nb.engine.protocol import ChooseDraft, Proposal, Verified
+from dsv4nb.engine.protocol import ChooseDraft, Proposal
 from dsv4nb.engine.rank_drafter import RankDrafter
+from dsv4nb.engine.rank_draws import Flight
 from dsv4nb.engine.rank_forward import RankForward, all_running
 from dsv4nb.engine.rank_layer import Step
 from dsv4nb.weights.rank_store import RankWeights
@@ -85,20 +87,29 @@ class PipelineForward:
         last.wait()
         return np.asarray(logits.numpy())
 
-    def drawn(
+    def draw(
         self,
         caches: Caches,
         tokens: Sequence[int],
         pos: int,
         config: SamplerConfig,
         drafted: Tensor | None = None,
-    ) -> Verified:
-        """Run `tokens` likewise, choose behind each of them on the last GPU, and wait for the choices alone.
+    ) -> Flight:
+        """Run `tokens` likewise, choose behind each of them on the last GPU, and wait for nothing.
 
         Args:
             drafted: as of `RankForward`.
         """
         step, last = self._run(caches, tokens, pos, has_head=True, drafted=drafted), self._spans[-1]
+        with last.running():
+            return last.chosen(step, config)
+
+    def go_on(
+        self, caches: Caches, rows: int, stop: int, config: SamplerConfig, after: Tensor, drafted: Tensor | None = None
+    ) -> Flight:
+        """As of `RankForward`; the other GPUs are sent what the last one found."""
+        last = self._spans[-1]
+        step = self._go(caches, lambda span: span.follow(rows, stop, after, drafted), has_head=True)
         with last.running():
             return last.chosen(step, config)
 
@@ -112,10 +123,14 @@ class PipelineForward:
     def _run(
         self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool, drafted: Tensor | None = None
     ) -> Step:
+        return self._go(caches, lambda span: span.begin(tokens, pos, drafted), has_head=has_head)
+
+    def _go(self, caches: Caches, begin: Callable[[RankForward], Step], *, has_head: bool) -> Step:
+        """Launch one span after the other; return the last one's step."""
         before: Step | None = None
         for number, span in enumerate(self._spans):
             with span.running():
-                step = span.begin(tokens, pos, drafted)
+                step = begin(span)
                 if before is not None:
                     _take_over(before, step)
                 ends = has_head and step.goes is None
@@ -142,15 +157,15 @@ class LastDrafter:
         with self._last.running():
             self._drafter.write_context(caches, first, stop)
 
-    def begin(self, caches: Caches, pos: int, pending: int, config: SamplerConfig) -> Tensor:
+    def begin(self, caches: Caches, pos: int, pending: int, config: SamplerConfig) -> Drafting:
         """As of `RankDrafter`."""
         with self._last.running():
             return self._drafter.begin(caches, pos, pending, config)
 
-    def end(self) -> Proposal:
+    def go_on(self, caches: Caches, first: int, config: SamplerConfig, after: Tensor) -> Drafting:
         """As of `RankDrafter`."""
         with self._last.running():
-            return self._drafter.end()
+            return self._drafter.go_on(caches, first, config, after)
 
     def draft(self, caches: Caches, pos: int, pending: int, choose: ChooseDraft) -> Proposal:
         """As of `RankDrafter`."""

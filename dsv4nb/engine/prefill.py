@@ -21,6 +21,7 @@ PrefillForm = Literal["fast", "exact"]
 FORMS: tuple[PrefillForm, ...] = get_args(PrefillForm)
 FAST_ROWS = 2048  # rows of one fast chunk
 FAST_ROWS_MAX = 4096
+FEW_ROWS = 512  # up to here chunks come in steps of 64 rows, beyond it in steps of 256: see `padded_rows`
 FEWEST_ROWS = 32  # fewer read less as decode rows: a chunk reads the experts of a layer almost all
 
 
@@ -39,6 +40,12 @@ def chunk_plan(pos: int, count: int, chunk: int = PREFILL_ROWS) -> list[tuple[in
 def fast_plan(count: int, chunk: int = FAST_ROWS) -> list[tuple[int, int]]:
     """Cut `count` rows into chunks of `chunk` rows from the first one on, and a rest; see `is_fast`."""
     return [(first, min(first + chunk, count)) for first in range(0, count, chunk)]
+
+
+def padded_rows(tokens: int) -> int:
+    """Return of how many rows a chunk of so many tokens is: few lengths are launched, and each can be a graph."""
+    step = 64 if tokens <= FEW_ROWS else 256
+    return -(-tokens // step) * step
 
 
 def is_fast(rows: int) -> bool:

@@ -1,4 +1,4 @@
-"""Chunks of a prompt through one GPU's layers, launched kernel by kernel.
+"""Chunks of a prompt through one GPU's layers, launched kernel by kernel or by graphs (`chunk_graphs`).
 
 See `chunk_layer`; `pair_chunk` and `pipeline_chunk` run several GPUs.
 """
@@ -16,11 +16,12 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import ModelConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.cache import tap_width
-from dsv4nb.engine.chunk_layer import Chunk, Peaks, attend, mix, mix_experts, reserve
+from dsv4nb.engine.chunk_graphs import ChunkGraphs, Key
+from dsv4nb.engine.chunk_layer import Chunk, Peaks, attend, mix, mix_experts, reserve, scored_keys
 from dsv4nb.engine.chunk_room import ChunkInputs, ChunkRoom, Outputs, Sent
 from dsv4nb.engine.device_caches import Caches, DraftCaches
 from dsv4nb.engine.handover import Handover, handover_bytes
-from dsv4nb.engine.prefill import FAST_ROWS
+from dsv4nb.engine.prefill import FAST_ROWS, padded_rows
 from dsv4nb.engine.step import Turns
 from dsv4nb.weights.rank_store import RankWeights
 from dsv4nb_kernels import _chunk_plan, bf16_rows, hyper_mix
@@ -36,6 +37,7 @@ class RankChunk:
         rows: of the longest chunk.
         rank, ranks: which of how many it is that share the weights; `PairChunk` runs two.
         score_bytes: the most that a band of index scores takes; a chunk is scored in as many bands as that asks for.
+        graphs: capture and replay; without it every chunk is launched kernel by kernel.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RankChunk:
         rank: int = 0,
         ranks: int = 1,
         score_bytes: int = SCORE_BYTES,
+        graphs: bool = True,
     ) -> None:
         self._weights, self._config, self._contract, self._max_seq = weights, config, contract, max_seq
         self.device, self.most = weights.device, min(rows, max_seq)
@@ -61,6 +64,7 @@ class RankChunk:
         self._none = RoundedRows.empty(0, config.hidden_size, weights.device)
         self._last = hyper_mix.Boundary.empty(1, config.hidden_size, weights.device)
         self._sent = Sent(self.inputs.given)
+        self._graphs = ChunkGraphs(weights.device, is_on=graphs, joins=ranks > 1)
         row_peaks = _chunk_plan.row_peaks
         self._peaks = [
             Peaks(row_peaks(layer.experts.up.routed), row_peaks(layer.experts.down.routed)) for layer in weights.layers
@@ -83,15 +87,20 @@ class RankChunk:
         Returns:
             [1, V] with a head.
         """
-        self.begin(tokens, pos)
-        last = self.last_rows(caches, len(tokens), has_head=has_head)
-        for _ in self.launches(caches, len(tokens), pos, last, has_head=has_head):
+        rows = self.rows_of(caches, len(tokens), pos)
+        self.begin(tokens, pos, rows)
+        for _ in self.replays(caches, rows, pos, has_head=has_head):
             pass
         return self.end(has_head=has_head)
 
-    def begin(self, tokens: Sequence[int], pos: int) -> None:
-        """Send `tokens` at positions pos … to the device."""
-        self._sent.send(self.inputs.given, tokens, pos)
+    def rows_of(self, caches: Caches, tokens: int, pos: int) -> int:
+        """Return the rows of a chunk of so many tokens at pos …: some more, if there is room for what they leave."""
+        rows = padded_rows(tokens)
+        return rows if rows <= self.most and pos + rows <= min(caches.positions, self._max_seq) else tokens
+
+    def begin(self, tokens: Sequence[int], pos: int, rows: int) -> None:
+        """Send `tokens` at positions pos … to the device, the first of `rows` rows."""
+        self._sent.send(self.inputs.given, tokens, pos, rows)
 
     def end(self, *, has_head: bool) -> npt.NDArray[np.float32] | None:
         """Wait for the chunk before, with a head for this one too: return the logits of its last row that this has."""
@@ -102,16 +111,19 @@ class RankChunk:
         self._sent.wait(all_of_it=has_head)
         return None if logits is None else np.asarray(logits.numpy())
 
-    def last_rows(self, caches: Caches, rows: int, *, has_head: bool) -> int:
-        """Return of how many rows, the last ones, the output of the last layer is needed here."""
-        return int(has_head) if caches.draft is None else self._tapped(rows)
+    def replays(self, caches: Caches, rows: int, pos: int, *, has_head: bool) -> Iterator[Tensor]:
+        """Launch a chunk as `launches` does, by graphs where it can."""
+        key = Key(
+            rows=rows,
+            keys=scored_keys(self._config, pos + rows),
+            piece=self.outputs.piece,
+            has_head=has_head,
+            room_bytes=self._room.nbytes + self._tail.nbytes,
+        )
+        return self._graphs.run(caches, key, lambda: self.launches(caches, rows, pos, has_head=has_head))
 
-    def launches(self, caches: Caches, rows: int, pos: int, last: int, *, has_head: bool) -> Iterator[Tensor]:
-        """Launch a chunk, kernel by kernel; it yields a sublayer's output, [S, T, D], before that is joined.
-
-        Args:
-            last: of how many rows the last layer's output is joined, `last_rows` or more; of none, nothing is yielded.
-        """
+    def launches(self, caches: Caches, rows: int, pos: int, *, has_head: bool) -> Iterator[Tensor]:
+        """Launch a chunk, kernel by kernel; it yields a sublayer's output, [S, T, D], before that is joined."""
         weights = self._weights
         chunk = self._chunk(rows, pos)
         y = self._enter(chunk, caches)
@@ -129,10 +141,9 @@ class RankChunk:
         if weights.span.stop < self._config.num_hidden_layers:
             self.handover("goes", caches, rows).leave(y, chunk.boundary, self._tapped_of(caches, rows))
             return
-        if last:
-            yield y[:, -last:]
-        if needed := self.last_rows(caches, rows, has_head=has_head):
-            x = self._leave(chunk, y[:, -needed:], caches.draft)
+        yield y
+        if needed := int(has_head) if caches.draft is None else self._tapped(rows):
+            x = self._leave(chunk, y, needed, caches.draft)
             if has_head:
                 self._head(x)
 
@@ -175,33 +186,43 @@ class RankChunk:
             self._is_reserved = True
         return chunk
 
-    def _leave(self, chunk: Chunk, y: Tensor, draft: DraftCaches | None) -> Tensor:
-        """Launch the last boundary of the last rows, whose `y` it is, and keep the taps of a drafter.
+    def _leave(self, chunk: Chunk, y: Tensor, rows: int, draft: DraftCaches | None) -> Tensor:
+        """Launch the last boundary of the last `rows` tokens and keep the taps of a drafter; `y` is that of all rows.
 
         Returns:
-            [1, D], the head's input of the last row.
+            [1, D], the head's input of the last token.
         """
-        rows = y.shape[1]
-        if len(y) > 1:  # parts that lie apart
-            y = self._tail.tensor("y", rows, *y.shape).copy_(y)
         boundary, out = chunk.boundary, self._last if draft is None else self._boundary(self._tail, rows)
         before = hyper_mix.Boundary(
-            stream=boundary.stream[-rows:], x=boundary.x[-rows:], rounded=boundary.rounded,
-            post=boundary.post[-rows:], comb=boundary.comb[-rows:], parts=boundary.parts[-rows:],
+            stream=self._lasts("stream", boundary.stream, rows), x=out.x, rounded=self._none,
+            post=self._lasts("post", boundary.post, rows), comb=self._lasts("comb", boundary.comb, rows),
+            parts=out.parts,
         )  # fmt: skip
-        mix(chunk, y, before.stream, before, self._weights.hyper_head, out)
+        mix(chunk, self._lasts("y", y, rows, 1), before.stream, before, self._weights.hyper_head, out)
         if draft is not None:
             self._tap(out.stream, self._config.num_hidden_layers - 1)
             draft.taps.index_copy_(0, self.inputs.last_slots(rows), self._taps(rows))
         return out.x[-1:]
 
     def _tap(self, stream: Tensor, layer: int) -> None:
-        """Launch what keeps the streams behind `layer`, of the rows that a drafter can see, if it is a tapped one."""
+        """Launch what keeps the streams behind `layer`, of the rows that a drafter can see, if it is a tapped one.
+
+        Args:
+            stream: of all rows; of those rows alone behind the last layer.
+        """
         assert self._config.dspark is not None
         if layer in self._config.dspark.target_layer_ids:
             rows, width = self._tapped(len(stream)), self._config.hidden_size
             first = self._config.dspark.target_layer_ids.index(layer) * width
-            torch.mean(stream[-rows:], 1, out=self._taps(rows)[:, first : first + width])
+            if layer < self._config.num_hidden_layers - 1:
+                stream = self._lasts("stream", stream, rows)
+            torch.mean(stream, 1, out=self._taps(rows)[:, first : first + width])
+
+    def _lasts(self, name: str, of: Tensor, rows: int, dim: int = 0) -> Tensor:
+        """Launch the copy of the last `rows` tokens' rows of a tensor."""
+        shape = (*of.shape[:dim], rows, *of.shape[dim + 1 :])
+        out = self._tail.tensor(f"last {name}", rows, *shape, dtype=of.dtype)
+        return torch.index_select(of, dim, self.inputs.last(rows), out=out)
 
     def _tapped(self, rows: int) -> int:
         return min(rows, self._tail.most)

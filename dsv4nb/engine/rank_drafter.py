@@ -8,7 +8,6 @@ device or looks at a value.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +18,7 @@ from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import Contract
 from dsv4nb.engine.cache import tap_width, window_rows
 from dsv4nb.engine.device_caches import BLOCK_ROWS, Caches, DraftCaches
-from dsv4nb.engine.draft_walk import DraftWalk, Send
+from dsv4nb.engine.draft_walk import Drafting, DraftWalk, Send
 from dsv4nb.engine.graphs import Graphs
 from dsv4nb.engine.lap import Lap
 from dsv4nb.engine.protocol import ChooseDraft, Proposal
@@ -156,7 +155,6 @@ class RankDrafter:
         )
         self._context = ContextInputs(config, turns)
         self._main = _MainNorm(draft.main_norm, self._device)
-        self._lap: Lap | None = None
         self._walk = DraftWalk(
             draft,
             config,
@@ -199,22 +197,26 @@ class RankDrafter:
         self._run_block(caches, pos, pending)
         return self._walk.choose(pos, pending, choose)
 
-    def begin(self, caches: Caches, pos: int, pending: int, config: SamplerConfig) -> Tensor:
-        """Start to draft likewise, all on the device; return where the drafts are going to be: [B] int32."""
-        self._lap = Lap(self._device)
+    def begin(self, caches: Caches, pos: int, pending: int, config: SamplerConfig) -> Drafting:
+        """Start to draft likewise, all on the device, and wait for nothing."""
+        lap = Lap(self._device)
         self._run_block(caches, pos, pending)
-        drafted = self._walk.begin(config)
-        self._lap.stop()
-        return drafted
+        return self._walk.begin(config, lap)
 
-    def end(self) -> Proposal:
-        """Return what was begun, once it was waited for.
+    def go_on(self, caches: Caches, first: int, config: SamplerConfig, after: Tensor) -> Drafting:
+        """Start likewise where the host does not know yet behind which token.
 
-        Raises:
-            DrafterFault: as of `draft`.
+        Args:
+            first: of the context rows that are not there yet; eight at most are missing.
+            after: [5] int32, as of `RankDraws.after`: where the pending token stands, and the token.
         """
-        assert self._lap is not None
-        return replace(self._walk.end(), ms=self._lap.ms())
+        lap, context, block = Lap(self._device), self._context.given, self._block.inputs.given
+        context[:1].fill_(first)
+        context[TOKENS_AT:].copy_(after[:1])
+        self._graphs.run(caches.graphs, "context", partial(self._launch_context, caches.draft))
+        block[: len(after)].copy_(after)  # the noise behind the pending token is there
+        self._graphs.run(caches.graphs, "block", partial(self._launch_block, caches.draft))
+        return self._walk.begin(config, lap)
 
     def _run_block(self, caches: Caches, pos: int, pending: int) -> None:
         noise = [self._spark.noise_token_id] * (self.block_size - 1)

@@ -25,10 +25,10 @@ from dsv4nb.engine.extent import extent_of
 from dsv4nb.engine.extent_kernels import compile_extent
 from dsv4nb.engine.graphs import Graphs
 from dsv4nb.engine.handover import Handover
-from dsv4nb.engine.protocol import MAX_ROWS, Verified
+from dsv4nb.engine.protocol import MAX_ROWS
 from dsv4nb.engine.rank_chunk import RankChunk
 from dsv4nb.engine.rank_drafter import RankDrafter, tap, taps_of
-from dsv4nb.engine.rank_draws import RankDraws
+from dsv4nb.engine.rank_draws import Flight, RankDraws
 from dsv4nb.engine.rank_layer import Step, run_attention, run_experts
 from dsv4nb.engine.step import TOKENS_AT, Room, StepInputs, Turns
 from dsv4nb.weights.rank_store import RankDraft, RankWeights
@@ -101,7 +101,7 @@ class RankForward:
     def chunks(self, rows: int, *, rank: int = 0, ranks: int = 1) -> RankChunk:
         """Return what runs chunks of prompts, of up to `rows` rows, on one of `ranks` that share the weights."""
         model = (self._weights, self._config, self._contract, self._max_seq, self._turns)
-        return RankChunk(*model, rows=rows, rank=rank, ranks=ranks)
+        return RankChunk(*model, rows=rows, rank=rank, ranks=ranks, graphs=self.graphs.is_on)
 
     def rows(self, caches: Caches, tokens: Sequence[int], pos: int) -> npt.NDArray[np.float32]:
         """Run `tokens` at positions pos … and wait for their logits: [T, V]."""
@@ -109,27 +109,38 @@ class RankForward:
         self.wait()
         return np.asarray(logits.numpy())
 
-    def drawn(
+    def draw(
         self,
         caches: Caches,
         tokens: Sequence[int],
         pos: int,
         config: SamplerConfig,
         drafted: Tensor | None = None,
-    ) -> Verified:
-        """Run `tokens` likewise, choose behind each of them, and wait for the choices alone.
+    ) -> Flight:
+        """Run `tokens` likewise, choose behind each of them, and wait for nothing.
 
         Args:
             drafted: [B] int32 on the drafter's device, in place of all tokens but the first; always there.
         """
         return self.chosen(self._run(caches, tokens, pos, has_head=True, drafted=drafted), config)
 
-    def chosen(self, step: Step, config: SamplerConfig) -> Verified:
+    def go_on(
+        self, caches: Caches, rows: int, stop: int, config: SamplerConfig, after: Tensor, drafted: Tensor | None = None
+    ) -> Flight:
+        """Draw likewise where the host does not know yet what is to be run.
+
+        Args:
+            stop: where the rows end at most, in the extent in which they end wherever they stand.
+            after: [5] int32, as of `RankDraws.after`: where the first row stands, and its token.
+            drafted: as of `draw`, for the others.
+        """
+        step = self.follow(rows, stop, after, drafted)
+        self._launch(step, caches, has_head=True)
+        return self.chosen(step, config)
+
+    def chosen(self, step: Step, config: SamplerConfig) -> Flight:
         """Choose behind the rows of a step that was launched with its head."""
-        logits = self.left(step)
-        self.draws.launch(logits, step.inputs, config)
-        self.wait()
-        return self.draws.read(logits)
+        return self.draws.launch(self.left(step), step.inputs, config)
 
     @property
     def draws(self) -> RankDraws:
@@ -149,9 +160,12 @@ class RankForward:
         self, caches: Caches, tokens: Sequence[int], pos: int, *, has_head: bool, drafted: Tensor | None = None
     ) -> Step:
         step = self.begin(tokens, pos, drafted)
+        self._launch(step, caches, has_head=has_head)
+        return step
+
+    def _launch(self, step: Step, caches: Caches, *, has_head: bool) -> None:
         launch = partial(self.launch, step, caches, has_head=has_head)
         self.graphs.run(caches.graphs, step.key(has_head=has_head), launch)
-        return step
 
     def compile(self, caches: Caches, extent: int) -> None:
         """Launch the kernels that an extent has of its own, of rows that see nothing; `caches` may be smaller."""
@@ -159,11 +173,24 @@ class RankForward:
         compile_extent(self._step(1, extent), zip(self._weights.layers, layers, strict=True))
 
     def begin(self, tokens: Sequence[int], pos: int, drafted: Tensor | None = None) -> Step:
-        """Send `tokens` at positions pos … to the device, and return the step that runs them; see `drawn`."""
-        step = self._step(len(tokens), extent_of(pos + len(tokens), self._max_seq))
+        """Send `tokens` at positions pos … to the device, and return the step that runs them; see `draw`."""
+        step = self._next_step(len(tokens), pos + len(tokens))
+        self._staging.send(step.inputs.given, tokens, pos)
+        return self._with_drafts(step, drafted)
+
+    def follow(self, rows: int, stop: int, after: Tensor, drafted: Tensor | None = None) -> Step:
+        """Return the step of rows that are told on a device; the host sends nothing; see `go_on`."""
+        step = self._next_step(rows, stop)
+        step.inputs.given[: len(after)].copy_(after, non_blocking=True)
+        return self._with_drafts(step, drafted)
+
+    def _next_step(self, rows: int, stop: int) -> Step:
+        step = self._step(rows, extent_of(stop, self._max_seq))
         if self._draws is not None:
             self._draws.recall()
-        self._staging.send(step.inputs.given, tokens, pos)
+        return step
+
+    def _with_drafts(self, step: Step, drafted: Tensor | None) -> Step:
         if drafted is not None:
             if step.rows not in self._behind:
                 self._behind[step.rows] = step.inputs.tokens[1:], drafted[: step.rows - 1]

@@ -20,6 +20,7 @@ from dsv4nb.engine.step import Inputs, Room, Windows
 from dsv4nb.weights.kernel_shapes import PLACES, KernelShapes
 from dsv4nb.weights.rank_store import RankAttention, RankCompressor, RankExperts, RankIndexer, RankLayer
 from dsv4nb_kernels import (
+    _compress_both,
     bf16_rows,
     compress,
     expert_down,
@@ -127,10 +128,12 @@ class Step:
         if self.link is not None and self.is_emulated:
             peer_join.launch(y, self.link, takes=False)
 
-    def fp8(self, name: str, rows: RoundedRows, matrix: Fp8Matrix, groups: int = 1) -> Tensor:
+    def fp8(
+        self, name: str, rows: RoundedRows, matrix: Fp8Matrix, groups: int = 1, *, rows_are_older: bool = False
+    ) -> Tensor:
         """Multiply; the result [S, T, N] is called `name`."""
         out = self.room.tensor(name, fp8_rows.tuning(matrix.n, matrix.k).splits, self.rows, matrix.n)
-        return fp8_rows.fp8_rows(rows, matrix, groups=groups, out=out, dependent=True)
+        return fp8_rows.fp8_rows(rows, matrix, groups=groups, out=out, dependent=True, rows_are_older=rows_are_older)
 
     def bf16(self, name: str, x: Tensor, matrix: Bf16Matrix) -> Tensor:
         """Multiply likewise."""
@@ -188,7 +191,8 @@ def _attend(step: Step, weights: RankAttention, caches: LayerCaches) -> Tensor:
         eps=eps, act_fp8=contract.act_fp8, kv_fp8=contract.kv_fp8, out=latent, dependent=True,
     )  # fmt: skip
     entries = _entries(step, latent, weights, caches)
-    flat = step.fp8("query", latent, weights.query)
+    # where entries are chosen, `index_scores` has waited for the latent: the choice and the product take place together
+    flat = step.fp8("query", latent, weights.query, rows_are_older=_chooses(step, caches))
     norm_rope_write.norm_rope_heads(flat, cos, sin, heads=shapes.heads, eps=eps, out=_query(step), dependent=True)
     mixed = mix_keys(step, weights, caches, entries)
     low = step.fp8("groups", mixed, weights.groups, shapes.groups)
@@ -223,17 +227,41 @@ def _entries(
     step: Step, latent: RoundedRows, weights: RankAttention, caches: LayerCaches
 ) -> sparse_attention.Keys | None:
     """Write the entries and index keys that the rows complete, and list what each row reads."""
-    if weights.compressor is None or caches.compressor is None:
+    if weights.sources is None or weights.compressor is None or caches.compressor is None:
         return None
-    kv_rounding: compress.Rounding = "kv" if step.contract.kv_fp8 else "none"
-    _pool(step, weights.compressor, caches.compressor, kv_rounding)
-    places = step.inputs.windows[caches.compressor.shape.ratio].places
-    if weights.indexer is not None and caches.indexer is not None:
-        index_rounding: compress.Rounding = "index" if step.contract.index_fp4 else "none"
-        _pool(step, weights.indexer.compressor, caches.indexer, index_rounding)
-        places = _pick(step, latent, weights.indexer, caches.indexer)
+    windows, position = step.inputs.windows[caches.compressor.shape.ratio], step.inputs.position
+    (cos, sin, _), eps = windows.turn, step.config.rms_norm_eps
+    product = step.bf16("source", step.boundary.x, weights.sources)
+    own = _made(weights.compressor, caches.compressor, "kv" if step.contract.kv_fp8 else "none")
+    if weights.indexer is None or caches.indexer is None:
+        compress.compress(
+            product, own.offset, position, own.ring, own.norm, cos, sin, own.entries,
+            eps=eps, rounding=own.rounding, dependent=True,
+        )  # fmt: skip
+        places = windows.places
+    else:
+        keys = _made(weights.indexer.compressor, caches.indexer, "index" if step.contract.index_fp4 else "none")
+        _compress_both.compress_both(product, position, cos, sin, own, keys, eps=eps, dependent=True)
+        places = _pick(step, latent, shares_of(product, weights.indexer), weights.indexer, caches.indexer)
     assert places is not None
     return sparse_attention.Keys(cache=caches.compressor.entries, places=places)
+
+
+def shares_of(product: Tensor, weights: RankIndexer) -> Tensor:
+    """Return what weighs the index heads, of the product by a layer's `sources`: [S, T, Hi]."""
+    return product[..., -weights.heads.n :]
+
+
+def _made(weights: RankCompressor, cache: EntryCache, rounding: compress.Rounding) -> _compress_both.Cache:
+    return _compress_both.Cache(
+        offset=weights.offset, ring=cache.source, norm=weights.norm, entries=cache.entries, rounding=rounding
+    )
+
+
+def _chooses(step: Step, caches: LayerCaches) -> bool:
+    """Whether entries are chosen by their scores in this extent."""
+    indexer = caches.indexer
+    return indexer is not None and step.inputs.windows[indexer.shape.ratio].places is None
 
 
 def _most(step: Step, caches: LayerCaches) -> int:
@@ -243,38 +271,36 @@ def _most(step: Step, caches: LayerCaches) -> int:
     return most if caches.indexer is None else min(step.config.index_topk, most)
 
 
-def _pool(step: Step, weights: RankCompressor, cache: EntryCache, rounding: compress.Rounding) -> None:
-    """Write source rows, and the entries of the windows that they complete."""
-    product = step.bf16("source", step.boundary.x, weights.source)
-    cos, sin, _ = step.inputs.windows[cache.shape.ratio].turn
-    compress.compress(
-        product, weights.offset, step.inputs.position, cache.source, weights.norm, cos, sin, cache.entries,
-        eps=step.config.rms_norm_eps, rounding=rounding, dependent=True,
-    )  # fmt: skip
-
-
-def _pick(step: Step, latent: RoundedRows, weights: RankIndexer, cache: EntryCache) -> Tensor:
-    """Choose entries for each row: [T, K] int32 ascending, -1 where a row sees fewer than K.
+def _pick(step: Step, latent: RoundedRows, shares: Tensor, weights: RankIndexer, cache: EntryCache) -> Tensor:
+    """Choose entries for each row by the shares of its heads: [T, K] int32 ascending, -1 where a row sees fewer than K.
 
     In an extent of no more than K entries the choice is all of them, and nothing is scored.
     """
-    config, inputs, room, rows = step.config, step.inputs, step.room, step.rows
-    cos, sin, _ = inputs.turn(is_compressed=True)
-    heads, windows = step.shapes.index_heads, inputs.windows[cache.shape.ratio]
+    cos, sin, _ = step.inputs.turn(is_compressed=True)
+    heads, windows = step.shapes.index_heads, step.inputs.windows[cache.shape.ratio]
     if windows.places is not None:
         return windows.places
-    flat = step.fp8("index query", latent, weights.query)
-    query = room.tensor("index heads", rows, heads, config.index_head_dim, dtype=torch.bfloat16)
+    flat, query = step.fp8("index query", latent, weights.query), index_heads(step)
     index_rows.index_rows(flat, cos, sin, heads=heads, index_fp4=step.contract.index_fp4, out=query, dependent=True)
-    shares = step.bf16("index shares", step.boundary.x, weights.heads)
-    keys, scores = cache.entries[: windows.entries], _scores(step, windows)
-    index_scores.index_scores(query, keys, shares, windows.visible, out=scores, dependent=True)
+    score(step, windows, query, cache.entries[: windows.entries], shares)
     return choose(step, windows)
 
 
-def _scores(step: Step, windows: Windows) -> Tensor:
-    """Return room for what each row gives each entry: [T, E]."""
-    return step.room.part("scores", MAX_ROWS * windows.most, step.rows, windows.entries)
+def index_heads(step: Step) -> Tensor:
+    """Return room for the queries of the rows' index heads: [T, Hi, d]."""
+    shape = step.rows, step.shapes.index_heads, step.config.index_head_dim
+    return step.room.tensor("index heads", *shape, dtype=torch.bfloat16)
+
+
+def score(step: Step, windows: Windows, query: Tensor, keys: Tensor, shares: Tensor) -> None:
+    """Launch the scores of the keys into their room."""
+    scores = _scores(step, windows, len(keys))
+    index_scores.index_scores(query, keys, shares, windows.visible, out=scores, dependent=True)
+
+
+def _scores(step: Step, windows: Windows, count: int) -> Tensor:
+    """Return room for what each row gives each of `count` entries: [T, E]."""
+    return step.room.part("scores", MAX_ROWS * windows.most, step.rows, count)
 
 
 def choose(step: Step, windows: Windows) -> Tensor:
@@ -282,9 +308,8 @@ def choose(step: Step, windows: Windows) -> Tensor:
     k = min(step.config.index_topk, windows.entries)
     scratch = _scratch(step.room, step.rows, windows.entries, windows.most, k)
     picked = step.room.tensor("picked", step.rows, k, dtype=torch.int32)
-    return top_entries.top_entries(
-        _scores(step, windows), windows.visible, k, scratch=scratch, out=picked, dependent=True
-    )
+    scores = _scores(step, windows, windows.entries)
+    return top_entries.top_entries(scores, windows.visible, k, scratch=scratch, out=picked, dependent=True)
 
 
 def _scratch(room: Room, rows: int, count: int, most: int, k: int) -> top_entries.Scratch:

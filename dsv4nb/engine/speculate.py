@@ -104,7 +104,8 @@ class Played:
     Attributes:
         choices: what the model chose, row by row: the accepted drafts, then the token behind them.
         verified: the rows of the verify forward.
-        draft_ms, verify_ms: what drafting, and the forward with the choices, took.
+        draft_ms, verify_ms: what drafting, and the forward with the choices, took; of the latter what was left of it,
+            where the round was begun before it was asked for.
     """
 
     proposal: Proposal
@@ -168,7 +169,7 @@ def play(
         choices=tuple(choices),
         verified=found,
         draft_ms=1e3 * (drafted - began),
-        verify_ms=1e3 * (time.perf_counter() - drafted),
+        verify_ms=max(0.0, 1e3 * (time.perf_counter() - drafted)),  # of a round that was begun before it was asked for
     )
 
 

@@ -17,13 +17,15 @@ from dsv4nb_kernels import bf16_rows, fp8_rows
 from dsv4nb_kernels._chunk_plan import ROWS, Plan
 from dsv4nb_kernels._chunk_rows import ChunkRows, column_order
 from dsv4nb_kernels._expert_weights import DownWeights, UpWeights
+from dsv4nb_kernels._kv_records import Unpacked
 from dsv4nb_kernels._rounded_rows import BLOCK
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.chunk_attention import Entries, Window
 from dsv4nb_kernels.fp8_rows import Fp8Matrix
-from dsv4nb_kernels.reference import expert_down_chunk, expert_up_chunk, norm_rope_write, sparse_attention
+from dsv4nb_kernels.reference import expert_down_chunk, expert_up_chunk, sparse_attention
 from dsv4nb_kernels.reference._fp8 import round_fp8
 from dsv4nb_kernels.reference._norm import rms_norm
+from dsv4nb_kernels.reference._records import pack_records, unpack_records
 from dsv4nb_kernels.reference._rotary import rotate_tail
 
 _INNER = 128.0  # inner rows are stored so many times as large
@@ -48,6 +50,7 @@ class ChunkTwins:
             yield f"dsv4nb_kernels.{name}.{name}", getattr(self, name)
         yield "dsv4nb_kernels._chunk_plan.plan_chunk", self.plan_chunk
         yield "dsv4nb_kernels._round_chunk.round_chunk", self.round_chunk
+        yield "dsv4nb_kernels._kv_records.unpack_records", self.unpack_records
         yield "dsv4nb_kernels.norm_rope_write.norm_rope_chunk", self.norm_rope_chunk
 
     def fp8_chunk(self, rows: ChunkRows, matrix: Fp8Matrix, *, groups: int = 1, out: Tensor) -> Tensor:
@@ -82,11 +85,12 @@ class ChunkTwins:
     ) -> ChunkRows:
         low, rows = _bf16(product.sum(0)).split((len(latent_norm), len(kv_norm)), 1)
         rows = _bf16(rotate_tail(_bf16(rms_norm(rows, kv_norm, eps)), cos, sin))
-        if kv_fp8:
-            plain = rows.shape[1] - cos.shape[1]
-            rows = torch.cat((round_fp8(rows[:, :plain], norm_rope_write.KV_BLOCK), rows[:, plain:]), 1)
-        ring[slots.long()] = rows.bfloat16()
+        ring[slots.long()] = pack_records(rows, cos.shape[1]) if kv_fp8 else rows.bfloat16()
         return put_chunk(out, _bf16(rms_norm(low, latent_norm, eps)), act_fp8)
+
+    def unpack_records(self, first: Unpacked, second: Unpacked | None, *, tail: int) -> None:
+        for each in (first, *(() if second is None else (second,))):
+            each.rows.copy_(kv_rows(each.records, each.rows.shape[1], tail))
 
     def chunk_attention(
         self,
@@ -153,6 +157,11 @@ class ChunkTwins:
             own = lines[torch.cat((places[i], torch.tensor([rows * k + i])))]
             out[i] = expert_down_chunk.expert_down_chunk(own[None], experts[i : i + 1], matrices, act_fp8=False)[0]
         return out
+
+
+def kv_rows(cache: Tensor, width: int, tail: int) -> Tensor:
+    """Return the rows that a cache holds, as records or as they are: [C, width] bfloat16."""
+    return unpack_records(cache, width, tail) if cache.dtype == torch.uint8 else cache
 
 
 def put_chunk(out: ChunkRows, x: Tensor, act_fp8: bool) -> ChunkRows:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dsv4nb.engine import rank_drafter, rank_layer
-from dsv4nb.testing.twin_chunks import ChunkTwins, put_chunk
+from dsv4nb.testing.twin_chunks import ChunkTwins, kv_rows, put_chunk
 from dsv4nb.weights.packing import unpack_fp4, unpack_fp8
 from dsv4nb_kernels import bf16_rows as bf16_kernel
 from dsv4nb_kernels import fp8_rows as fp8_kernel
@@ -49,6 +49,7 @@ from dsv4nb_kernels.reference import (
 )
 from dsv4nb_kernels.reference._fp8 import round_fp8
 from dsv4nb_kernels.reference._norm import rms_norm
+from dsv4nb_kernels.reference._records import pack_records
 from dsv4nb_kernels.reference._rotary import rotate_tail
 from dsv4nb_kernels.reference._tiles import TILE
 
@@ -63,10 +64,20 @@ def twin_kernels() -> Iterator[None]:
     twins = _Twins()
     with ExitStack() as stack:
         for name in (
-            *("bf16_rows", "compress", "draw", "expert_down", "expert_up", "fp8_rows", "hyper_mix", "index_rows"),
+            *(
+                "bf16_rows",
+                "compress",
+                "draw",
+                "expert_down",
+                "expert_up",
+                "fp8_rows",
+                "hyper_mix",
+                "index_rows",
+            ),
             *("index_scores", "markov_step", "route", "sparse_attention", "top_entries"),
         ):
             stack.enter_context(patch(f"dsv4nb_kernels.{name}.{name}", getattr(twins, name)))
+        stack.enter_context(patch("dsv4nb_kernels._compress_both.compress_both", twins.compress_both))
         for name in ("norm_rope_rows", "norm_rope_heads"):
             stack.enter_context(patch(f"dsv4nb_kernels.norm_rope_write.{name}", getattr(twins, name)))
         for target, twin in ChunkTwins(twins.held, _unpacked_up, _unpacked_down).targets():
@@ -98,7 +109,14 @@ class _Twins:
         return None
 
     def fp8_rows(
-        self, rows: RoundedRows, matrix: Fp8Matrix, *, groups: int = 1, out: Tensor, dependent: bool = False
+        self,
+        rows: RoundedRows,
+        matrix: Fp8Matrix,
+        *,
+        groups: int = 1,
+        out: Tensor,
+        dependent: bool = False,
+        rows_are_older: bool = False,
     ) -> Tensor:
         weight = self.held(matrix.words, lambda: unpack_fp8(*fp8_kernel.unpack(matrix)))
         parts = zip(_values(rows).chunk(groups, 1), weight.chunk(groups), strict=True)
@@ -172,7 +190,7 @@ class _Twins:
     ) -> RoundedRows:
         low, rows = _bf16(product.sum(0)).split((len(latent_norm), len(kv_norm)), 1)
         rows = _bf16(rotate_tail(_bf16(rms_norm(rows, kv_norm, eps)), cos, sin))
-        ring[slots.long()] = _rounded_kv(rows, cos.shape[1], kv_fp8).bfloat16()
+        ring[slots.long()] = pack_records(rows, cos.shape[1]) if kv_fp8 else rows.bfloat16()
         return _put_rounded(out, _bf16(rms_norm(low, latent_norm, eps)), act_fp8)
 
     def norm_rope_heads(
@@ -213,7 +231,30 @@ class _Twins:
             entry = _bf16(rotate_tail(entry, cos[i], sin[i]))
             if rounding == "index":
                 entry = index_rows.index_rows(entry[None], torch.ones(1, 2), torch.zeros(1, 2), index_fp4=True)[0]
-            entries[(first + i) // ratio] = _rounded_kv(entry, cos.shape[1], rounding == "kv")[0].bfloat16()
+            entries[(first + i) // ratio] = (
+                pack_records(entry, cos.shape[1])[0] if rounding == "kv" else entry[0].bfloat16()
+            )
+
+    def compress_both(
+        self,
+        product: Tensor,
+        position: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        entries: Any,
+        keys: Any,
+        *,
+        eps: float,
+        dependent: bool = False,
+    ) -> None:
+        first = 0
+        for each in (entries, keys):
+            line = each.offset.shape[1]
+            self.compress(
+                product[..., first : first + line], each.offset, position, each.ring, each.norm, cos, sin, each.entries,
+                eps=eps, rounding=each.rounding,
+            )  # fmt: skip
+            first += line
 
     def index_rows(
         self,
@@ -230,16 +271,36 @@ class _Twins:
         return out.copy_(index_rows.index_rows(query, cos, sin, index_fp4=index_fp4))
 
     def index_scores(
-        self, query: Tensor, keys: Tensor, weights: Tensor, visible: Tensor, *, out: Tensor, dependent: bool = False
+        self,
+        query: Tensor,
+        keys: Tensor,
+        weights: Tensor,
+        visible: Tensor,
+        *,
+        out: Tensor,
+        peaks: Tensor | None = None,
+        dependent: bool = False,
     ) -> Tensor:
         shares = weights.sum(0)
         for i in range(len(query)):
             out[i] = index_scores.index_scores(query[i : i + 1].float(), keys.float(), shares[i : i + 1])[0]
+        if peaks is not None:
+            peaks.copy_(top_entries.peaks(out, visible))
         return out
 
     def top_entries(
-        self, scores: Tensor, visible: Tensor, k: int, *, scratch: object, out: Tensor, dependent: bool = False
+        self,
+        scores: Tensor,
+        visible: Tensor,
+        k: int,
+        *,
+        peaks: Tensor | None = None,
+        scratch: object,
+        out: Tensor,
+        dependent: bool = False,
     ) -> Tensor:
+        # where nothing was scored there are none yet
+        assert peaks is None or not visible.any() or torch.equal(peaks, top_entries.peaks(scores, visible))
         return out.copy_(top_entries.top_entries(scores, visible.long(), k))
 
     def sparse_attention(
@@ -262,7 +323,8 @@ class _Twins:
             for seen in (window, *(() if entries is None else (entries,))):
                 for places in seen.places[i].split(SPLIT):
                     hidden = places < 0
-                    keys = seen.cache[places.clamp_min(0).long()].float().masked_fill(hidden[:, None], 0.0)
+                    held = kv_rows(seen.cache[places.clamp_min(0).long()], query.shape[2], cos.shape[1])
+                    keys = held.float().masked_fill(hidden[:, None], 0.0)
                     splits.append((keys[None], hidden[None]))
             mixed[i] = sparse_attention.sparse_attention(query[i : i + 1].float(), splits, sink, scale=scale)[0]
         return _put_rounded(out, _bf16(rotate_tail(mixed, cos[:, None], sin[:, None])).flatten(1), False)
@@ -415,13 +477,6 @@ def _put_rounded(out: RoundedRows, x: Tensor, act_fp8: bool) -> RoundedRows:
 
 def _values(rows: RoundedRows) -> Tensor:
     return rows.codes.float() * rows.scales[:, : len(rows.codes)].mT.repeat_interleave(BLOCK, 1)
-
-
-def _rounded_kv(rows: Tensor, tail: int, kv_fp8: bool) -> Tensor:
-    if not kv_fp8:
-        return rows
-    plain = rows.shape[-1] - tail
-    return torch.cat((round_fp8(rows[:, :plain], norm_rope_write.KV_BLOCK), rows[:, plain:]), 1)
 
 
 def _bf16(x: Tensor) -> Tensor:

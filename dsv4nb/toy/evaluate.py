@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,10 +84,13 @@ def ask(model: Model, conversation: Conversation, *, thinking: bool) -> Generati
     )
 
 
-def evaluate(model: Model, count: Any, *, seed: int, many: int) -> Mapping[tuple[str, bool], Score]:
-    """Ask every held-out conversation in both modes."""
+def evaluate(
+    model: Model, count: Any, *, seed: int, many: int, skipped: Collection[str] = ()
+) -> Mapping[tuple[str, bool], Score]:
+    """Ask every held-out conversation but those of `skipped` skills, in both modes."""
     scores: dict[tuple[str, bool], Score] = {}
-    for skill, conversation in held_out_conversations(seed, count, many):
+    drawn = held_out_conversations(seed, count, many)
+    for skill, conversation in (one for one in drawn if one[0] not in skipped):
         for thinking in (False, True):
             reply = ask(model, conversation, thinking=thinking)
             score = scores.setdefault((skill, thinking), Score())
@@ -105,14 +108,18 @@ def main() -> None:
     """Print the table; leave with 1 when a required share is not reached."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="toy")
+    parser.add_argument("--devices", metavar="IDS", help="as of load(): cpu, or GPU ids such as 0,1")
+    parser.add_argument("--placement", help="likewise")
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--many", type=int, default=96, help="questions of each skill but facts, which are asked all")
+    parser.add_argument("--skip", action="append", default=[], metavar="SKILL", help="leave one out, such as JSON")
     parser.add_argument("--missed", type=int, default=2, help="wrong replies to show per line")
     args = parser.parse_args()
     started = time.monotonic()
-    with load(args.model) as model:
+    with load(args.model, devices=args.devices, placement=args.placement) as model:
+        device = model.info.device
         count = ChatTokenizer.from_file(f"{model.info.path}/tokenizer.json").count
-        scores = evaluate(model, count, seed=args.seed, many=args.many)
+        scores = evaluate(model, count, seed=args.seed, many=args.many, skipped=args.skip)
     failed = False
     print(f"{'held out':14}{'mode':10}{'asked':>6}{'right':>7}{'must':>6}{'stops':>7}")
     for (skill, thinking), score in scores.items():
@@ -123,7 +130,7 @@ def main() -> None:
         print(f"{skill:14}{'thinking' if thinking else 'chat':10}{score.asked:6}{score.share:7.1%}{limit}{stops:7.0%}")
         for line in score.missed[: args.missed]:
             print(f"    {line}")
-    print(f"seed {args.seed}, {time.monotonic() - started:.0f} s")
+    print(f"{device}, seed {args.seed}, {time.monotonic() - started:.0f} s")
     raise SystemExit(failed)
 
 

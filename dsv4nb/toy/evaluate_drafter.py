@@ -138,16 +138,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table; leave with 1 when something is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="toy")
+    parser.add_argument("--devices", metavar="IDS", help="as of load(): cpu, or GPU ids such as 0,1")
+    parser.add_argument("--placement", help="likewise")
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--many", type=int, default=16, help="questions of each skill but facts")
     parser.add_argument("--facts", type=int, default=48)
     args = parser.parse_args(arguments)
     started = time.monotonic()
-    with load(args.model, drafter=True) as model:
+    with load(args.model, devices=args.devices, placement=args.placement, drafter=True) as model:
+        device = model.info.device
         count = ChatTokenizer.from_file(f"{model.info.path}/tokenizer.json").count
         arms = evaluate(model, count, seed=args.seed, many=args.many, facts=args.facts)
     failed = missed(arms)
-    for line in [*table(arms), f"seed {args.seed}, {time.monotonic() - started:.0f} s", *failed]:
+    for line in [*table(arms), f"{device}, seed {args.seed}, {time.monotonic() - started:.0f} s", *failed]:
         print(line)
     raise SystemExit(bool(failed))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -155,7 +156,7 @@ def _attention(block: StoredBlock, config: ModelConfig, shapes: KernelShapes, ra
     grown = shapes.groups * config.o_lora_rank
     per_group = shapes.heads * width // shapes.groups
     q_norm = block.floats("attn.q_norm.weight")
-    return RankAttention(
+    plain = RankAttention(
         down=_fp8(_below(low, block.matrix("attn.wkv"))),
         q_norm=pad(q_norm * math.sqrt(latent / shapes.latent), (0, shapes.latent - latent)),
         kv_norm=block.floats("attn.kv_norm.weight").contiguous(),
@@ -163,29 +164,43 @@ def _attention(block: StoredBlock, config: ModelConfig, shapes: KernelShapes, ra
         sink=pad(block.floats("attn.attn_sink"), (0, shapes.heads - heads)),
         groups=_fp8(_grown(block.matrix("attn.wo_a"), grown, per_group)),
         out=_fp8(_grown(block.matrix("attn.wo_b"), config.hidden_size, grown)),
-        compressor=_compressor(block, "attn.compressor.") if ratio else None,
-        indexer=_indexer(block, config, shapes) if ratio == 4 else None,
+    )
+    if not ratio:
+        return plain
+    source, compress = _compressor(block, "attn.compressor.")
+    if ratio != 4:
+        sources = bf16_rows.pack(source)
+        return replace(plain, sources=sources, compressor=compress(sources))
+    query = _grown(block.matrix("attn.indexer.wq_b"), shapes.index_heads * config.index_head_dim, shapes.latent)
+    shares = block.bf16("attn.indexer.weights_proj.weight")
+    shares = pad(shares, (0, 0, 0, shapes.index_heads - shares.shape[0]))
+    keys, compress_keys = _compressor(block, "attn.indexer.compressor.")
+    sources = bf16_rows.pack(torch.cat((source, keys, shares)))
+    return replace(
+        plain,
+        sources=sources,
+        compressor=compress(_rows_of(sources, 0, len(source))),
+        indexer=RankIndexer(
+            query=_fp8(query),
+            heads=_rows_of(sources, len(source) + len(keys), len(shares)),
+            compressor=compress_keys(_rows_of(sources, len(source), len(keys))),
+        ),
     )
 
 
-def _compressor(block: StoredBlock, name: str) -> RankCompressor:
+def _compressor(block: StoredBlock, name: str) -> tuple[Tensor, Callable[[Bf16Matrix], RankCompressor]]:
+    """Return the matrix of a compressor, value rows first, and what makes one of its packed form."""
     scores = block.floats(f"{name}ape")
     source = torch.cat((block.bf16(f"{name}wkv.weight"), block.bf16(f"{name}wgate.weight")))
-    return RankCompressor(
-        source=bf16_rows.pack(source),
-        offset=torch.cat((torch.zeros_like(scores), scores), 1),
-        norm=block.floats(f"{name}norm.weight").contiguous(),
-    )
+    offset = torch.cat((torch.zeros_like(scores), scores), 1)
+    norm = block.floats(f"{name}norm.weight").contiguous()
+    return source, lambda packed: RankCompressor(source=packed, offset=offset, norm=norm)
 
 
-def _indexer(block: StoredBlock, config: ModelConfig, shapes: KernelShapes) -> RankIndexer:
-    query = _grown(block.matrix("attn.indexer.wq_b"), shapes.index_heads * config.index_head_dim, shapes.latent)
-    heads = block.bf16("attn.indexer.weights_proj.weight")
-    return RankIndexer(
-        query=_fp8(query),
-        heads=bf16_rows.pack(pad(heads, (0, 0, 0, shapes.index_heads - heads.shape[0]))),
-        compressor=_compressor(block, "attn.indexer.compressor."),
-    )
+def _rows_of(matrix: Bf16Matrix, first: int, rows: int) -> Bf16Matrix:
+    """Return rows of a packed matrix, whole tiles of 16, as a view of it."""
+    words = matrix.words[first * matrix.k // 2 : (first + rows) * matrix.k // 2]
+    return Bf16Matrix(words=words, n=rows, k=matrix.k)
 
 
 def _experts(

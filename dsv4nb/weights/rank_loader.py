@@ -17,7 +17,7 @@ from torch import Tensor
 from dsv4nb.checkpoint.config import DSPARK_STAGES, ModelConfig
 from dsv4nb.checkpoint.headers import TensorEntry
 from dsv4nb.checkpoint.inventory import ExpertFormat
-from dsv4nb.errors import CheckpointError, DamagedCheckpoint, NotEnoughMemory
+from dsv4nb.errors import CheckpointError, DamagedCheckpoint
 from dsv4nb.weights.draft_layout import draft_limit, not_a_number, pack_draft
 from dsv4nb.weights.kernel_layout import StoredBlock, first_rows, no_hyper, no_rows, pack_hyper, pack_layer
 from dsv4nb.weights.kernel_shapes import KernelShapes, kernel_shapes, rank_config
@@ -29,6 +29,7 @@ from dsv4nb.weights.progress import Progress
 from dsv4nb.weights.rank_parts import FileParts, MadeParts, Names, Parts
 from dsv4nb.weights.rank_store import RankDraft, RankLayer, RankWeights
 from dsv4nb.weights.reader import TensorSource
+from dsv4nb.weights.room import require_room
 from dsv4nb_kernels import bf16_rows
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
 from dsv4nb_kernels.hyper_mix import HyperWeights
@@ -97,8 +98,8 @@ def load_ranks(
     placement = place(checkpoint.config, entries, ranks=ranks, kind="single" if ranks == 1 else kind)
     shapes = kernel_shapes(checkpoint.config, placement.shares)
     batches = [batch_of(names, entries, placement) for names in load_order(entries, checkpoint.config)]
-    for rank, device in enumerate(devices):
-        _require_room(checkpoint.name, sum(batch.held_bytes(rank) for batch in batches), device)
+    needed = [sum(batch.held_bytes(rank) for batch in batches) for rank in range(ranks)]
+    require_room(checkpoint.name, checkpoint.config, entries, devices, kind, needed)
     try:
         with torch.inference_mode(), _parts(source, entries, batches, placement, devices) as parts:
             meter = None if on_progress is None else Meter(parts, entries, devices, on_progress)
@@ -256,11 +257,3 @@ def _not_a_number(names: Names, stacked: Tensor) -> str:
     if not not_a_number(names[0], stacked):
         return ""
     return next(filter(None, (not_a_number(name, one) for name, one in zip(names, stacked, strict=True))))
-
-
-def _require_room(name: str, needed_bytes: int, device: torch.device) -> None:
-    if device.type != "cuda":
-        return
-    free, _ = torch.cuda.mem_get_info(device)
-    if needed_bytes > free:
-        raise NotEnoughMemory(name, needed_bytes, free, f"as it is stored, on {device}")

@@ -24,7 +24,7 @@ class RankCompressor:
     """Source rows to entries; n is d, or 2d where windows overlap.
 
     Attributes:
-        source: [2n, D], value rows first, then score rows.
+        source: [2n, D], value rows first, then score rows; rows of the layer's `sources`.
         offset: [ratio, 2n] float32, added by position within the window; zero for the values.
         norm: [d] float32.
     """
@@ -40,7 +40,8 @@ class RankIndexer:
 
     Attributes:
         query: [Hi·di, q rank].
-        heads: [Hi, D]; the constant in front of it is left out, since it puts no entry before another.
+        heads: [Hi, D], rows of the layer's `sources`; the constant in front of it is left out, since it puts no entry
+            before another.
         compressor: of the index keys.
     """
 
@@ -59,6 +60,8 @@ class RankAttention:
         query: [H·hd, q rank].
         groups: [G · o rank, H·hd / G], a group's rows under each other.
         out: [D, G · o rank].
+        sources: what else reads the sublayer's input, in one matrix: the compressor's rows, then those of the indexer's
+            compressor and its heads; None on a ratio-0 layer.
         compressor: None on a ratio-0 layer; indexer: None unless the ratio is 4.
     """
 
@@ -69,8 +72,9 @@ class RankAttention:
     sink: Tensor
     groups: Fp8Matrix
     out: Fp8Matrix
-    compressor: RankCompressor | None
-    indexer: RankIndexer | None
+    sources: Bf16Matrix | None = None
+    compressor: RankCompressor | None = None
+    indexer: RankIndexer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,11 @@ class RankWeights:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes the tensors take, each once: the trunk and the drafter share some, or the first rows of one."""
-        largest: dict[int, int] = {}
-        for tensor in tensors_of(self):
-            largest[tensor.data_ptr()] = max(tensor.nbytes, largest.get(tensor.data_ptr(), 0))
-        return sum(largest.values())
+        """Bytes the tensors take, each once: some are rows of others, and the trunk and the drafter share some."""
+        total = end = 0
+        for first, last in sorted(
+            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors_of(self)
+        ):
+            total += max(last - max(first, end), 0)
+            end = max(end, last)
+        return total

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels._launch import Limits, require_tensor, runs_ptx
+from dsv4nb_kernels import _direct
+from dsv4nb_kernels._launch import Limits, power_of_two, require_tensor, runs_ptx
 from dsv4nb_kernels._order import ordered
 from dsv4nb_kernels._turns import take_turn
 
@@ -125,7 +126,9 @@ def find_best(parts: Tensor, out: Best, dependent: bool) -> None:
     """Write the best of each row of parts [T, P] int64."""
     rows, count = parts.shape
     is_ptx = runs_ptx(parts.device)
-    _best_kernel[(rows,)](
+    _direct.call(
+        _best_kernel,
+        (rows,),
         parts,
         *out,
         **constants(count, dependent and is_ptx),
@@ -137,7 +140,7 @@ def constants(parts: int, dependent: bool = True) -> dict[str, int | bool]:
     """Return the kernel's compile-time arguments."""
     return {
         "PARTS": parts,
-        "BLOCK": int(triton.next_power_of_2(parts)),
+        "BLOCK": power_of_two(parts),
         "DEPENDENT": dependent,
         "EAGER": EAGER,
     }

@@ -274,8 +274,35 @@ def _first(stage, s, b_peaks, PART: gl.constexpr, r: gl.constexpr, R: gl.constex
 
 
 @gluon.jit
+def first_scales(p_s, R: gl.constexpr, FP4: gl.constexpr):
+    """The scales of the first two chunks: what `multiply_from` begins with."""
+    return _scales(p_s, 0, R, FP4), _scales(p_s, 1, R, FP4)
+
+
+@gluon.jit
 def multiply(
     p_s,
+    b_peaks,
+    words_shared,
+    rows_shared,
+    full,
+    empty,
+    CHUNKS,
+    PART: gl.constexpr,
+    R: gl.constexpr,
+    C: gl.constexpr,
+    FP4: gl.constexpr,
+):
+    """`multiply_from` of scales that nobody has asked for yet."""
+    s, s_next = first_scales(p_s, R, FP4)
+    return multiply_from(p_s, s, s_next, b_peaks, words_shared, rows_shared, full, empty, CHUNKS, PART, R, C, FP4)
+
+
+@gluon.jit
+def multiply_from(
+    p_s,
+    s,
+    s_next,
     b_peaks,
     words_shared,
     rows_shared,
@@ -291,6 +318,7 @@ def multiply(
 
     Args:
         p_s: R pointers to scales of the first 128 k: FP4 [2, 4, 32] int32, [half, tile, lane]; FP8 [64] float32.
+        s, s_next: what `first_scales` found there.
         b_peaks: of FP4, R times [2, 4, 32] int32: one more than the row's largest scale byte, in each of four bytes.
         words_shared, rows_shared, full, empty: the ring.
         CHUNKS: how many times 128 k.
@@ -303,8 +331,6 @@ def multiply(
     acc = ()
     for _ in gl.static_range(R * C):
         acc = acc + (z,)
-    s = _scales(p_s, 0, R, FP4)
-    s_next = _scales(p_s, 1, R, FP4)
     mbarrier.wait(full.index(0), 0)
     w, b_exponents, b_first = _first(words_shared.index(0), s, b_peaks, PART, 0, R, FP4)
     for i_chunk in range(CHUNKS):

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._fp4 import BLOCK, TILE, WORDS
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_tensor
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, power_of_two, require, require_tensor
 
 ROWS = 64  # of a tile
 CHOICES_MAX = 8  # K
@@ -146,11 +147,12 @@ def plan_chunk(experts: Tensor, experts_total: int, *, out: Plan | None = None) 
         out = Plan.empty(rows, choices, experts_total, experts.device)
     require_plan(out, rows, choices, experts_total, experts.device)
     total = rows * choices
-    _count_kernel[(experts_total,)](experts, out.counts, total, READ=READ, num_warps=WARPS)
-    _place_kernel[(experts_total,)](
+    _direct.call(_count_kernel, (experts_total,), experts, out.counts, total, READ=READ, num_warps=WARPS)
+    _direct.call(
+        _place_kernel, (experts_total,),
         experts, out.counts, out.order, out.places, out.ends, out.tile_experts, out.tile_places,
         total, experts_total, out.tile_experts.shape[0],
-        READ=READ, ROWS=ROWS, EXPERTS=triton.next_power_of_2(experts_total), num_warps=WARPS,
+        READ=READ, ROWS=ROWS, EXPERTS=power_of_two(experts_total), num_warps=WARPS,
     )  # fmt: skip
     return out
 

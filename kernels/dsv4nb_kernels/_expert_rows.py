@@ -12,9 +12,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._e8m0 import pow2_at_least, pow2_inverse
 from dsv4nb_kernels._fp8 import LARGEST, round_e4m3
-from dsv4nb_kernels._launch import ROWS_MAX, columns, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import ROWS_MAX, columns, power_of_two, require, require_tensor, runs_ptx
 
 BLOCK = 128  # columns that share a scale
 
@@ -181,14 +182,16 @@ def _round(
     x: Tensor, values: Tensor, scales: Tensor, *, row: int, unit: int, shared_scale: bool, dependent: bool
 ) -> None:
     is_dependent = dependent and runs_ptx(x.device)
-    _round_kernel[(x.shape[0],)](
+    _direct.call(
+        _round_kernel,
+        (x.shape[0],),
         x,
         values,
         scales,
         x.shape[1],
         ROW=row,
         UNIT=unit,
-        BLOCKS=triton.next_power_of_2(x.shape[1] // BLOCK),
+        BLOCKS=power_of_two(x.shape[1] // BLOCK),
         SHARED_SCALE=shared_scale,
         DEPENDENT=is_dependent,
         **({"num_warps": 8, "launch_pdl": True} if is_dependent else {"num_warps": 8}),

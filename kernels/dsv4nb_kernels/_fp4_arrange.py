@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._launch import TILE, Limits
 
 _BLOCK = 256  # columns of a program
@@ -58,7 +59,13 @@ def arrange_fp4(codes: Tensor, scale_bytes: Tensor) -> Tensor:
     n, k = codes.shape[0], codes.shape[1] * 2
     words = torch.empty((n // TILE, k // _BLOCK, _WORDS), dtype=torch.int32, device=codes.device)
     with torch.cuda.device_of(codes):
-        _arrange_fp4_kernel[(n // TILE, k // _BLOCK)](
-            codes.view(torch.int32), scale_bytes.view(torch.int32), words, k, num_warps=WARPS
+        _direct.call(
+            _arrange_fp4_kernel,
+            (n // TILE, k // _BLOCK),
+            codes.view(torch.int32),
+            scale_bytes.view(torch.int32),
+            words,
+            k,
+            num_warps=WARPS,
         )
     return words

@@ -55,6 +55,13 @@ def decode_e4m3(b_byte):
 
 
 @triton.jit
+def encode_e4m3(b_x):
+    """The e4m3 bytes of float32 values that are on its grid, as int32; inverse of `decode_e4m3`."""
+    b_half = (b_x * 0.00390625).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+    return ((b_half >> 8) & 0x80) | ((b_half >> 7) & 0x7F)
+
+
+@triton.jit
 def unit_product(b_low, b_high, b_x):
     """The product of 16 rows x 32 k with eight token columns.
 

@@ -16,6 +16,8 @@ import triton.language as tl
 # weights are read once: they must not push the activations out of the L1
 STREAM = tl.constexpr(".L1::no_allocate")
 KEEP = tl.constexpr("")
+# a program that starts early may share a processor with older ones: what it does not wait for must not come from its L1
+SHARED = tl.constexpr(".cg")
 
 _XOR_ADD = "{.reg .f32 t; shfl.sync.bfly.b32 t, $1, %d, 31, 0xffffffff; add.rn.f32 $0, $1, t;}"
 _ADD_XOR1 = tl.constexpr(_XOR_ADD % 1)
@@ -54,11 +56,16 @@ def load_lanes(p_lane, LOADS: tl.constexpr, STRIDE: tl.constexpr, CACHE: tl.cons
     )
 
 
+@triton.constexpr_function
+def _pair_asm(cache):
+    return f"ld.global{cache}.v2.f32 {{$0,$1}}, [$2];"
+
+
 @triton.jit
-def load_pair(p_lane):
+def load_pair(p_lane, CACHE: tl.constexpr):
     """Two float32 per lane, 8-byte aligned."""
     return tl.inline_asm_elementwise(
-        "ld.global.v2.f32 {$0,$1}, [$2];", "=f,=f,l", [p_lane], (tl.float32, tl.float32), is_pure=False, pack=1
+        _pair_asm(CACHE), "=f,=f,l", [p_lane], (tl.float32, tl.float32), is_pure=False, pack=1
     )
 
 
@@ -110,12 +117,18 @@ def rows_loads(chunk, ahead, chunks, columns):
 
 @triton.jit
 def load_rows(
-    p_x, CHUNK: tl.constexpr, NEXT: tl.constexpr, AHEAD: tl.constexpr, CHUNKS: tl.constexpr, COLUMNS: tl.constexpr
+    p_x,
+    CHUNK: tl.constexpr,
+    NEXT: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """The activations to request between the turns of chunks CHUNK and NEXT; 0 and 0 for those before the first."""
     FIRST: tl.constexpr = rows_loads(CHUNK, AHEAD, CHUNKS, COLUMNS) if NEXT > 0 else 0
     LAST: tl.constexpr = rows_loads(NEXT, AHEAD, CHUNKS, COLUMNS)
     if LAST > FIRST:
-        return load_lanes(p_x + FIRST * (512 // COLUMNS), LAST - FIRST, 512 // COLUMNS, KEEP)
+        return load_lanes(p_x + FIRST * (512 // COLUMNS), LAST - FIRST, 512 // COLUMNS, CACHE)
     else:
         return ()

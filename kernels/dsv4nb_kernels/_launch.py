@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -124,9 +125,20 @@ def require_cut(cut: Tuning, n: int, k: int, groups: int = 1) -> None:
 
 def columns(rows: int) -> int:
     """Return how many of the eight token columns differ: `rows` rounded up to 1, 2, 4 or 8."""
-    return int(triton.next_power_of_2(rows))
+    return power_of_two(rows)
 
 
+def cdiv(count: int, size: int) -> int:
+    """Return how many pieces of `size` hold `count`: Triton's, called on the host, takes some microseconds."""
+    return -(-count // size)
+
+
+def power_of_two(count: int) -> int:
+    """Return the first power of two that is not below `count`, 1 or more; likewise."""
+    return 1 << (count - 1).bit_length()
+
+
+@cache
 def runs_ptx(device: torch.device) -> bool:
     """Return whether kernels on `device` may hold inline PTX: the interpreter and older GPUs take the plain form."""
     if device.type != "cuda" or triton.knobs.runtime.interpret:
@@ -134,6 +146,7 @@ def runs_ptx(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@cache
 def runs_wgmma(device: torch.device) -> bool:
     """Return whether kernels on `device` may use Hopper's warpgroup products."""
     return runs_ptx(device) and torch.cuda.get_device_capability(device)[0] == 9

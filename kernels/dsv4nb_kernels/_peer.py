@@ -24,7 +24,7 @@ from dsv4nb_kernels._launch import ROWS_MAX, require, require_tensor
 
 CHANNELS = 256  # of a row in one program: whoever pushes or takes cuts rows alike
 POLLS = 1 << 22  # looks at the words before a join gives up: seconds, see kernels/README.md
-_ERROR_WORDS = 4  # one is used; the others make it 16 bytes
+ERROR_WORDS = 4  # one is used; the others make it 16 bytes
 
 _NAN = tl.constexpr(0x7FC00000)  # its bits: Triton compares its globals, and NaN equals nothing
 _PUSH = tl.constexpr("""{
@@ -55,7 +55,7 @@ class Mailbox:
         return cls(
             words=torch.zeros(2, ROWS_MAX, width, dtype=torch.int64, device=device),
             counts=torch.zeros(ROWS_MAX, width // CHANNELS, dtype=torch.int32, device=device),
-            error=torch.zeros(_ERROR_WORDS, dtype=torch.int32, device=device),
+            error=torch.zeros(ERROR_WORDS, dtype=torch.int32, device=device),
         )
 
 
@@ -152,5 +152,5 @@ def require_link(link: Link, width: int, device: torch.device) -> None:
         require(width % CHANNELS == 0, f"rows that are joined must have a multiple of {CHANNELS} channels", width)
         require_tensor(box.words, f"{name}.words", (2, ROWS_MAX, width), torch.int64, place)
         require_tensor(box.counts, f"{name}.counts", (ROWS_MAX, width // CHANNELS), torch.int32, place)
-        require_tensor(box.error, f"{name}.error", (_ERROR_WORDS,), torch.int32, place)
+        require_tensor(box.error, f"{name}.error", (ERROR_WORDS,), torch.int32, place)
     require(link.polls > 0, "polls must be positive", link.polls)

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._chunk_rows import ChunkRows, require_chunk, to_places
 from dsv4nb_kernels._expert_rows import share_scale
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, power_of_two, require, require_few, require_tensor, runs_ptx
 from dsv4nb_kernels._rounded_rows import BLOCK, codes_of, round_bf16
 from dsv4nb_kernels._turns import take_turn
 
@@ -72,7 +73,8 @@ def round_chunk(x: Tensor, *, act_fp8: bool, out: ChunkRows | None = None, depen
         out = ChunkRows.empty(rows, width, x.device)
     require_chunk(out, rows, width, x.device)
     is_ptx = runs_ptx(x.device)
-    _round_chunk_kernel[(rows,)](
+    _direct.call(
+        _round_chunk_kernel, (rows,),
         x, out.values, out.scales,
         **constants(count, width, act_fp8, dependent and is_ptx),
         **({"num_warps": WARPS, "launch_pdl": dependent} if is_ptx else {}),
@@ -82,5 +84,5 @@ def round_chunk(x: Tensor, *, act_fp8: bool, out: ChunkRows | None = None, depen
 
 def constants(splits: int, width: int, act_fp8: bool, dependent: bool = True) -> dict[str, int | bool]:
     """Return the kernel's compile-time arguments."""
-    blocks = int(triton.next_power_of_2(width // BLOCK))
+    blocks = power_of_two(width // BLOCK)
     return {"W": width, "SPLITS": splits, "BLOCKS": blocks, "FP8": act_fp8, "DEPENDENT": dependent}

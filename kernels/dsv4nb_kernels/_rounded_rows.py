@@ -16,9 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._e8m0 import pow2_at_least, pow2_inverse
 from dsv4nb_kernels._fp8 import LARGEST, round_e4m3
-from dsv4nb_kernels._launch import ROWS_MAX, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import ROWS_MAX, cdiv, require, require_tensor, runs_ptx
 
 BLOCK = 128  # columns that share a scale
 PROGRAM_BLOCKS = 8  # of one row in one program
@@ -128,7 +129,8 @@ def round_rows(x: Tensor, *, act_fp8: bool, out: RoundedRows | None = None, depe
         out = RoundedRows.empty(rows, width, x.device)
     require_rows(out, rows, width, x.device)
     ptx = runs_ptx(x.device)
-    _round_rows_kernel[(rows, triton.cdiv(width, PROGRAM_BLOCKS * BLOCK))](
+    _direct.call(
+        _round_rows_kernel, (rows, cdiv(width, PROGRAM_BLOCKS * BLOCK)),
         x, out.codes, out.scales, width, SPLITS=count, BLOCKS=PROGRAM_BLOCKS, FP8=act_fp8, DEPENDENT=dependent and ptx,
         **({"launch_pdl": dependent} if ptx else {}),
     )  # fmt: skip

@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._dots import dot_bf16
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, cdiv, require, require_few, require_tensor, runs_ptx
 from dsv4nb_kernels._turns import take_turn
 from dsv4nb_kernels.bf16_rows import Bf16Matrix
 
@@ -142,7 +143,8 @@ def launch(
     require_few(out.numel(), "out")
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
-    _bf16_chunk_kernel[(n // cut.columns, triton.cdiv(count, cut.rows), cut.splits)](
+    _direct.call(
+        _bf16_chunk_kernel, (n // cut.columns, cdiv(count, cut.rows), cut.splits),
         x, matrix.words.view(torch.bfloat16), out, count,
         **constants(n, k, cut, dependent and is_ptx, by_cores),
         **({"num_warps": cut.warps, "launch_pdl": dependent} if is_ptx else {}),

@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dsv4nb_kernels._lanes import STREAM, after_loads, load_lanes, load_rows, row_offset
+from dsv4nb_kernels import _direct
+from dsv4nb_kernels._lanes import KEEP, STREAM, after_loads, load_lanes, load_rows, row_offset
 from dsv4nb_kernels._launch import (
     ROWS_MAX,
     STAGE,
@@ -45,6 +46,7 @@ TUNINGS = {
     (512, 4096): Tuning(splits=8, depth=4, registers=128),  # the indexer's compressor
     (1024, 4096): Tuning(splits=8, depth=4, registers=128),  # the compressor of 128
     (2048, 4096): Tuning(splits=4, depth=4, registers=128),  # the compressor of 4
+    (2624, 4096): Tuning(splits=4, depth=4, registers=128),  # the same, the indexer's compressor and its heads' weights
     (64640, 4096): Tuning(warps=4, depth=4, ahead=4, registers=128),  # half of the head
     (129280, 4096): Tuning(warps=4, depth=4, ahead=4, registers=128),  # the head
 }
@@ -165,9 +167,9 @@ def _slice_by_lanes(
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    x = load_rows(p_x, 0, 0, AHEAD, CHUNKS, COLUMNS)
+    x = load_rows(p_x, 0, 0, AHEAD, CHUNKS, COLUMNS, KEEP)
     for c in tl.static_range(CHUNKS):
-        x = x + load_rows(p_x, c, c + 1, AHEAD, CHUNKS, COLUMNS)
+        x = x + load_rows(p_x, c, c + 1, AHEAD, CHUNKS, COLUMNS, KEEP)
         p_w = after_loads(p_w)
         acc = _add_product(acc, w, x, s_one, o_t, 2 * c, COLUMNS)
         acc = _add_product(acc, w, x, s_one, o_t, 2 * c + 1, COLUMNS)
@@ -272,7 +274,9 @@ def launch(
         out = torch.empty(cut.splits, count, n, dtype=torch.float32, device=device)
     require_tensor(out, "out", (cut.splits, count, n), torch.float32, device)
     by_lanes = runs_ptx(device) if ptx is None else ptx
-    _bf16_rows_kernel[(cut.splits, n // (TILE * cut.tiles))](
+    _direct.call(
+        _bf16_rows_kernel,
+        (cut.splits, n // (TILE * cut.tiles)),
         matrix.words,
         x,
         out,

@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dsv4nb_kernels import _chunk_attention_lanes as lanes_form
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._dots import dot_bf16
 from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx, runs_wgmma
 from dsv4nb_kernels._rotary import require_angles
@@ -294,13 +295,18 @@ def launch(
     )  # fmt: skip
     grid = (heads // cut.heads, rows)
     if by_lanes:
-        lanes_form.chunk_attention_lanes_kernel[grid](
-            *arguments, **lane_constants(seen, ratio, places is not None, heads, width, tail), num_warps=cut.warps
+        _direct.call(
+            lanes_form.chunk_attention_lanes_kernel,
+            grid,
+            *arguments,
+            **lane_constants(seen, ratio, places is not None, heads, width, tail),
+            num_warps=cut.warps,
         )
         return out
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
-    _chunk_attention_kernel[grid](
+    _direct.call(
+        _chunk_attention_kernel, grid,
         *arguments, **constants(cut, seen, ratio, places is not None, heads, width, tail, by_cores),
         **({"num_warps": cut.warps} if is_ptx else {}),
     )  # fmt: skip

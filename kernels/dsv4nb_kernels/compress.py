@@ -12,16 +12,18 @@ Equality   a window is pooled from the ring, always as many rows at a time: an e
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._index_values import hadamard_signs, round_fp4
-from dsv4nb_kernels._kv_rows import KV_BLOCK, inverse_rms, round_kv
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._kv_records import KV_BLOCK, record_bytes, require_cache, store_record
+from dsv4nb_kernels._kv_rows import inverse_rms
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, power_of_two, require, require_tensor, runs_ptx
 from dsv4nb_kernels._rotary import angles_of, require_angles, turn_tail
 from dsv4nb_kernels._rounded_rows import round_bf16
 from dsv4nb_kernels._turns import take_turn
@@ -69,7 +71,7 @@ def _pool_kernel(
     norm_ptr,  # [d] float32
     cos_ptr,  # [T, rd] float32
     sin_ptr,  # [T, rd] float32
-    entries_ptr,  # [E, d] bfloat16
+    entries_ptr,  # [E, d] bfloat16, or [E, R] uint8 records
     eps,  # float
     RATIO: tl.constexpr,
     HALVES: tl.constexpr,
@@ -111,12 +113,14 @@ def _pool_kernel(
         b_x = round_bf16(b_pooled / b_total)
         b_x = round_bf16(b_norm * (b_x * inverse_rms(b_x, WIDTH, eps)))
         b_x = round_bf16(turn_tail(b_x, b_cos, b_sin, WIDTH, TAIL))
+        i_entry = (position // RATIO).to(tl.int64)
         if ROUNDING == 1:
-            b_x = round_kv(b_x, WIDTH, TAIL)
-        elif ROUNDING == 2:
-            b_x = round_bf16(tl.sum(hadamard_signs(WIDTH) * b_x[:, None], axis=0) * (WIDTH**-0.5))
-            b_x = tl.reshape(round_fp4(tl.reshape(b_x, [1, WIDTH // 32, 32])), [WIDTH])
-        tl.store(entries_ptr + (position // RATIO).to(tl.int64) * WIDTH + o_d, b_x.to(tl.bfloat16))
+            store_record(entries_ptr + i_entry * record_bytes(WIDTH, TAIL), b_x, WIDTH, TAIL)
+        else:
+            if ROUNDING == 2:
+                b_x = round_bf16(tl.sum(hadamard_signs(WIDTH) * b_x[:, None], axis=0) * (WIDTH**-0.5))
+                b_x = tl.reshape(round_fp4(tl.reshape(b_x, [1, WIDTH // 32, 32])), [WIDTH])
+            tl.store(entries_ptr + i_entry * WIDTH + o_d, b_x.to(tl.bfloat16))
 
 
 def compress(
@@ -144,8 +148,9 @@ def compress(
         norm: [d] float32.
         cos, sin: [T, rd] float32, angles of the entry that each row ends, at the first position of its window; not read
             for other rows. Each angle stands twice, the sine of an even element is negated.
-        entries: [E, d] bfloat16, written at the windows' numbers.
-        rounding: what the cache holds. "kv": everything outside the rotated tail passed through e4m3, blocks of 64;
+        entries: [E, R] uint8 records (`_kv_records`) with the rounding "kv", else [E, d] bfloat16; written at the
+            windows' numbers.
+        rounding: what the cache holds. "kv": everything outside the rotated tail rounded to e4m3, blocks of 64;
             "index": rotated by the Hadamard matrix, d at most 256, and passed through e2m1, blocks of 32.
         dependent: start before the kernel that writes `product` has ended, and wait for it inside.
 
@@ -154,37 +159,69 @@ def compress(
     """
     require(product.ndim == 3 and product.shape[0] > 0, "product must be [S, T, N]", tuple(product.shape))
     splits, rows, line = product.shape
-    device = product.device
     require(1 <= rows <= CHUNK_ROWS_MAX, f"product must have 1 to {CHUNK_ROWS_MAX} rows", rows)
+    require_tensor(product, "product", (splits, rows, line), torch.float32)
+    require_tensor(position, "position", (1,), torch.int32, product.device)
+    pool = shape_of(offset, ring, norm, cos, sin, entries, rounding, rows, line, product.device)
+    is_ptx = runs_ptx(product.device)
+    is_dependent = dependent and is_ptx
+    _direct.call(
+        _source_kernel, (rows, 2 * pool.halves),
+        product, offset, position, ring, rows,
+        **source_constants(pool.ratio, pool.held, line, pool.width, splits, is_dependent),
+        **({"num_warps": SOURCE_WARPS, "launch_pdl": dependent} if is_ptx else {}),
+    )  # fmt: skip
+    _direct.call(
+        _pool_kernel, (rows,),
+        position, ring, norm, cos, sin, entries, eps,
+        **pool_constants(pool.ratio, pool.halves, pool.held, pool.width, pool.tail, rounding, is_dependent),
+        **({"num_warps": pool_warps(pool.ratio, pool.halves), "launch_pdl": dependent} if is_ptx else {}),
+    )  # fmt: skip
+
+
+class Pool(NamedTuple):
+    """The sizes of a compressor: window, halves of a line, rows of its ring, channels, and those that are rotated."""
+
+    ratio: int
+    halves: int
+    held: int
+    width: int
+    tail: int
+
+
+def shape_of(
+    offset: Tensor,
+    ring: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    entries: Tensor,
+    rounding: Rounding,
+    rows: int,
+    line: int,
+    device: torch.device,
+) -> Pool:
+    """Return the sizes of a compressor of source rows of `line` columns.
+
+    Raises:
+        ValueError: a shape, dtype, stride, device or alignment does not fit.
+    """
     width = norm.shape[0]
-    require(width >= 128 and width == triton.next_power_of_2(width), "norm must be a power of two from 128 on", width)
+    require(width >= 128 and width == power_of_two(width), "norm must be a power of two from 128 on", width)
     halves, ratio = line // (2 * width), offset.shape[0]
     require(halves in (1, 2) and line == 2 * halves * width, f"product must be {2 * width} or {4 * width} wide", line)
     require(ratio > 0 and halves * ratio % 8 == 0, "a window must have a multiple of 8 rows", halves * ratio)
-    require_tensor(product, "product", (splits, rows, line), torch.float32)
     require_tensor(offset, "offset", (ratio, line), torch.float32, device)
-    require_tensor(position, "position", (1,), torch.int32, device)
     held = ring.shape[0]
     require(held >= halves * ratio + rows, f"ring must have at least {halves * ratio + rows} rows", held)
     require_tensor(ring, "ring", (held, line), torch.float32, device)
     require_tensor(norm, "norm", (width,), torch.float32, device)
     tail = require_angles(cos, sin, rows, width, device)
     require((width - tail) % KV_BLOCK == 0, f"d - rd must be a multiple of {KV_BLOCK}", (width, tail))
-    require_tensor(entries, "entries", (entries.shape[0], width), torch.bfloat16, device)
     require(rounding in _ROUNDINGS, f"rounding must be one of {_ROUNDINGS}", rounding)
+    require_cache(entries, "entries", width, tail, rounding == "kv", device)
     require(rounding != "index" or width <= 256, 'rows of rounding "index" must be at most 256 wide', width)
-    is_ptx = runs_ptx(device)
-    is_dependent = dependent and is_ptx
-    _source_kernel[(rows, 2 * halves)](
-        product, offset, position, ring, rows,
-        **source_constants(ratio, held, line, width, splits, is_dependent),
-        **({"num_warps": SOURCE_WARPS, "launch_pdl": dependent} if is_ptx else {}),
-    )  # fmt: skip
-    _pool_kernel[(rows,)](
-        position, ring, norm, cos, sin, entries, eps,
-        **pool_constants(ratio, halves, held, width, tail, rounding, is_dependent),
-        **({"num_warps": pool_warps(ratio, halves), "launch_pdl": dependent} if is_ptx else {}),
-    )  # fmt: skip
+    return Pool(ratio, halves, held, width, tail)
 
 
 def source_constants(

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
-from dsv4nb_kernels import _fixed
+from dsv4nb_kernels import _direct, _fixed
 from dsv4nb_kernels._draw_kernels import finish_kernel, process_kernel, race_kernel, ties_kernel
 from dsv4nb_kernels._draw_rules import NUMBERS, WHOLE, Settings, Stages
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import ROWS_MAX, Limits, cdiv, power_of_two, require, require_tensor, runs_ptx
 from dsv4nb_kernels._search import BINS, COPIES, FOLDED, STATE, STEPS, fold_kernel, search_kernel
 
 IDS_MAX = (1 << 17) - 1  # V: so many masses fit into an int64
@@ -94,7 +93,7 @@ class Scratch:
 
 
 def _scratch_shapes(rows: int, vocab: int, cut: Tuning) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    blocks = triton.cdiv(vocab, cut.block)
+    blocks = cdiv(vocab, cut.block)
     return {
         "row": ((rows, vocab), torch.float32),
         "best": ((rows, blocks), torch.int64),
@@ -194,7 +193,7 @@ def launch(
     row = scratch.row if stages.biased or stages.penalised else logits
     numbers, whole = settings.numbers, settings.whole
     searched = scratch.best, numbers, whole, scratch.state, scratch.bins
-    grid = rows, triton.cdiv(vocab, cut.block)
+    grid = rows, cdiv(vocab, cut.block)
     arguments = {
         "process": (
             logits, numbers if bias is None else bias, scratch.ties if counts is None else counts, numbers,
@@ -209,7 +208,7 @@ def launch(
     for name, constants in launches(vocab, stages, cut, dependent and is_ptx):
         given = {**options(name, cut), "launch_pdl": dependent} if is_ptx else {}
         programs = {"finish": (rows,), "fold": (rows, BINS // FOLDED)}.get(name, grid)
-        KERNELS[name][programs](*arguments[name], **constants, **given)
+        _direct.call(KERNELS[name], programs, *arguments[name], **constants, **given)
     return out
 
 
@@ -232,15 +231,15 @@ def launches(
     vocab: int, stages: Stages, cut: Tuning, dependent: bool = True
 ) -> list[tuple[str, dict[str, int | bool]]]:
     """Return each launch of a draw in order, with its compile-time arguments."""
-    blocks = int(triton.cdiv(vocab, cut.block))
+    blocks = cdiv(vocab, cut.block)
     turn = {"DEPENDENT": dependent}
     of_row = {"V": vocab, "BLOCKS": blocks, "NUMBERS": NUMBERS}
-    of_blocks = {"BLOCK_BLOCKS": int(triton.next_power_of_2(blocks))}
+    of_blocks = {"BLOCK_BLOCKS": power_of_two(blocks)}
     in_block = {"BLOCK": cut.block}
     steps = [step for step in range(STEPS) if (stages.by_number if step < STEPS // 2 else stages.by_mass)]
     is_searched = stages.races and bool(steps)
     all_copies = 2 * BINS * COPIES
-    cleared, copies_cleared = (int(triton.next_power_of_2(triton.cdiv(n, blocks))) for n in (STEPS * BINS, all_copies))
+    cleared, copies_cleared = (power_of_two(cdiv(n, blocks)) for n in (STEPS * BINS, all_copies))
     found: list[tuple[str, dict[str, int | bool]]] = [
         ("process", {
             **of_row, **in_block, **turn, "BIASED": stages.biased, "PENALISED": stages.penalised,

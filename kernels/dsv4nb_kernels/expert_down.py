@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._expert_choices import require_choices
 from dsv4nb_kernels._expert_down_lanes import sum_by_lanes, sum_plainly
 from dsv4nb_kernels._expert_rows import INNER_SCALE, round_inner
@@ -176,7 +177,9 @@ def launch(
     require(by_lanes or not early, "inner must be float16 where there is no PTX", inner.dtype)
     require(not early or token_columns <= 2, "inner must be float16 for more than 2 rows", inner.dtype)
     is_dependent = dependent and runs_ptx(inner.device)
-    _expert_down_kernel[(down.hidden // TILE,)](
+    _direct.call(
+        _expert_down_kernel,
+        (down.hidden // TILE,),
         down.routed,
         down.shared.words,
         down.shared.scales,

@@ -2,8 +2,9 @@
 
 Arithmetic T·(K+1)·I·D products of the tensor cores in float16; each product of a row and an expert is written and read
            once more, T·(K+1)·D float32, because rows of one expert are anywhere among those of another
-Grid       D/256 programs for each 64 rows of the shared expert, and for each tile of the plan; then (T, D/1024) that
-           add up
+Grid       D/256 products for each 64 rows of the shared expert, and for each tile of the plan: on Hopper one program a
+           multiprocessor takes them in turn, so that copies of the next run on while one is stored; elsewhere a
+           program each. Then (T, D/1024) that add up
 Equality   the shared expert, then the chosen ones by ascending id, as in `expert_down`. A row's result does not depend
            on the rows beside it, but the order of the sums along I is not that of `expert_down`: 128 k at a time by the
            tensor cores, from zero, and those sums in ascending order in float32
@@ -25,7 +26,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dsv4nb_kernels import _chunk_lanes
+from dsv4nb_kernels import _chunk_lanes, _direct
 from dsv4nb_kernels._chunk_lanes import (
     COLUMNS,
     COPIED_ROWS,
@@ -34,10 +35,12 @@ from dsv4nb_kernels._chunk_lanes import (
     OTHER_WARPS,
     ROWS,
     SECOND,
+    STAGES,
     copy,
+    first_scales,
     fp4_peaks,
     fp4_scales,
-    multiply,
+    multiply_from,
     ring,
     row_pointers,
     words_of,
@@ -48,7 +51,7 @@ from dsv4nb_kernels._chunk_plan import ROWS as TILE_ROWS
 from dsv4nb_kernels._expert_rows import INNER_SCALE
 from dsv4nb_kernels._expert_weights import DownWeights
 from dsv4nb_kernels._fp4 import BLOCK, TILE, WORDS
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_tensor, runs_wgmma
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, cdiv, power_of_two, require, require_tensor, runs_wgmma
 
 SUMMED = 1024  # columns of a program that adds up
 PLAIN_COLUMNS = 128
@@ -89,41 +92,83 @@ def _tile(ends_ptr, tile_experts_ptr, tile_places_ptr, T, i_m, CHOICES: gl.const
 
 @gluon.jit
 def _copy_part(
-    words_ptr, inner_ptr, i_tile, first, end, words_shared, rows_shared, full, empty,
-    INNER: gl.constexpr, R: gl.constexpr, ROUTED: gl.constexpr,
+    words_ptr, inner_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, total, words_shared, rows_shared, full, empty,
+    HIDDEN: gl.constexpr, INNER: gl.constexpr, CHOICES: gl.constexpr, R: gl.constexpr, ROUTED: gl.constexpr,
 ):  # fmt: skip
-    o_line = gl.minimum(first + gl.arange(0, 64, gl.SliceLayout(1, COPIED_ROWS)), end - 1)
-    p_w = words_of(words_ptr, i_tile, INNER, R, ROUTED)
-    copy(p_w, row_pointers(inner_ptr, o_line, INNER), words_shared, rows_shared, full, empty, INNER // 128, ROUTED)
+    TILES: gl.constexpr = HIDDEN // (128 * R)
+    for i in range(gl.program_id(0), total, gl.num_programs(0)):
+        i_expert, first, end = _tile(ends_ptr, tile_experts_ptr, tile_places_ptr, T, i // TILES, CHOICES, ROUTED)
+        i_tile = i_expert * (HIDDEN // 16) + i % TILES * (8 * R)
+        o_line = gl.minimum(first + gl.arange(0, 64, gl.SliceLayout(1, COPIED_ROWS)), end - 1)
+        p_w = words_of(words_ptr, i_tile, INNER, R, ROUTED)
+        copy(p_w, row_pointers(inner_ptr, o_line, INNER), words_shared, rows_shared, full, empty, INNER // 128, ROUTED)
 
 
 @gluon.jit
-def _product_part(
-    words_ptr, peaks_ptr, scales_ptr, parts_ptr, i_n, i_tile, first, end, words_shared, rows_shared, full, empty,
-    HIDDEN: gl.constexpr, INNER: gl.constexpr, R: gl.constexpr, ROUTED: gl.constexpr, PART: gl.constexpr,
+def _begin(
+    words_ptr, peaks_ptr, scales_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, i,
+    HIDDEN: gl.constexpr, INNER: gl.constexpr, CHOICES: gl.constexpr, R: gl.constexpr, ROUTED: gl.constexpr,
+    PART: gl.constexpr,
 ):  # fmt: skip
-    o_row = gl.arange(0, 64, ROWS)
-    o_line = first + gl.arange(0, 64, COLUMNS)
-    p_out = parts_ptr + gl.expand_dims(o_line.to(gl.int64) * HIDDEN, 0)
-    p_out += gl.expand_dims(i_n * (128 * R) + PART * (64 * R) + o_row, 1)
-    m_line = gl.expand_dims(o_line < end, 0)
+    """What a product begins with: its lines, its scales and, of FP4, peaks and the scales of its rows."""
+    TILES: gl.constexpr = HIDDEN // (128 * R)
+    i_n = i % TILES
+    i_expert, first, end = _tile(ends_ptr, tile_experts_ptr, tile_places_ptr, T, i // TILES, CHOICES, ROUTED)
+    i_tile = i_expert * (HIDDEN // 16) + i_n * (8 * R)
     if ROUTED:
         p_s = fp4_scales(words_ptr, i_tile + PART * (4 * R), INNER, R)
+        s, s_next = first_scales(p_s, R, True)
         b_peaks, s_w = fp4_peaks(peaks_ptr, i_tile + PART * (4 * R), R)
-        acc = multiply(p_s, b_peaks, words_shared, rows_shared, full, empty, INNER // 128, PART, R, 1, True)
-        for r in gl.static_range(R):
-            gl.store(p_out + r * 64, acc[r] * gl.expand_dims(s_w[r] * INNER_SCALE, 1), mask=m_line)
     else:
+        o_row = gl.arange(0, 64, ROWS)
         p_s = ()
         for r in gl.static_range(R):
             i_block = (i_n * (2 * R) + PART * R + r) // 2
             p_s = p_s + (scales_ptr + i_block * (INNER // 128) + o_row * 0,)
-        acc = multiply(p_s, p_s, words_shared, rows_shared, full, empty, INNER // 128, PART, R, 1, False)
+        s, s_next = first_scales(p_s, R, False)
+        b_peaks = s
+        s_w = s
+    return first, end, p_s, s, s_next, b_peaks, s_w
+
+
+@gluon.jit
+def _product_part(
+    words_ptr, peaks_ptr, scales_ptr, parts_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, total,
+    words_shared, rows_shared, full, empty,
+    HIDDEN: gl.constexpr, INNER: gl.constexpr, CHOICES: gl.constexpr, R: gl.constexpr, ROUTED: gl.constexpr,
+    PART: gl.constexpr,
+):  # fmt: skip
+    TILES: gl.constexpr = HIDDEN // (128 * R)
+    o_row = gl.arange(0, 64, ROWS)
+    o_place = gl.arange(0, 64, COLUMNS)
+    i_first = gl.minimum(gl.program_id(0), total - 1)
+    first, end, p_s, s, s_next, b_peaks, s_w = _begin(
+        words_ptr, peaks_ptr, scales_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, i_first,
+        HIDDEN, INNER, CHOICES, R, ROUTED, PART,
+    )  # fmt: skip
+    for i in range(gl.program_id(0), total, gl.num_programs(0)):
+        acc = multiply_from(
+            p_s, s, s_next, b_peaks, words_shared, rows_shared, full, empty, INNER // 128, PART, R, 1, ROUTED
+        )
+        o_line = first + o_place
+        p_out = parts_ptr + gl.expand_dims(o_line.to(gl.int64) * HIDDEN, 0)
+        p_out += gl.expand_dims(i % TILES * (128 * R) + PART * (64 * R) + o_row, 1)
+        m_line = gl.expand_dims(o_line < end, 0)
+        s_old = s_w
+        # what the next product begins with is on its way while this one is stored
+        i_next = gl.minimum(i + gl.num_programs(0), total - 1)
+        first, end, p_s, s, s_next, b_peaks, s_w = _begin(
+            words_ptr, peaks_ptr, scales_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, i_next,
+            HIDDEN, INNER, CHOICES, R, ROUTED, PART,
+        )  # fmt: skip
         for r in gl.static_range(R):
-            gl.store(p_out + r * 64, acc[r] * INNER_SCALE, mask=m_line)
+            if ROUTED:
+                gl.store(p_out + r * 64, acc[r] * gl.expand_dims(s_old[r] * INNER_SCALE, 1), mask=m_line)
+            else:
+                gl.store(p_out + r * 64, acc[r] * INNER_SCALE, mask=m_line)
 
 
-@gluon.jit(do_not_specialize=["T"])
+@gluon.jit(do_not_specialize=["T", "total", "E"])
 def _expert_down_chunk_lanes_kernel(
     words_ptr,  # [E, D/16, I/256, 544] int32, or [D/16 · I · 4] of the shared expert
     peaks_ptr,  # [E, D] uint8
@@ -134,46 +179,48 @@ def _expert_down_chunk_lanes_kernel(
     tile_places_ptr,  # [M] int32
     parts_ptr,  # [T·(K+1), D] float32
     T,  # int, 1 … 4096
+    counts_ptr,  # [E] int32
+    total,  # int, products of the shared expert: tiles of 64 rows times D / 128R
+    E,  # int
     HIDDEN: gl.constexpr,
     INNER: gl.constexpr,
     CHOICES: gl.constexpr,
     R: gl.constexpr,
     ROUTED: gl.constexpr,
+    EXPERTS: gl.constexpr,  # E or more: a power of two, at least 128
 ):
-    TILES: gl.constexpr = HIDDEN // (128 * R)
-    i_n = gl.program_id(0) % TILES
-    i_m = gl.program_id(0) // TILES
-    i_expert, first, end = _tile(ends_ptr, tile_experts_ptr, tile_places_ptr, T, i_m, CHOICES, ROUTED)
-    if i_expert >= 0:
-        i_tile = i_expert * (HIDDEN // 16) + i_n * (8 * R)
-        words_shared, rows_shared, full, empty = ring(R, 1, ROUTED)
-        gl.warp_specialize(
-            [
+    if ROUTED:
+        o_expert = gl.arange(0, EXPERTS, gl.BlockedLayout([EXPERTS // 128], [32], [4], [0]))
+        b_counts = gl.load(counts_ptr + o_expert, mask=o_expert < E, other=0)
+        total = gl.sum((b_counts + 63) // 64, axis=0) * (HIDDEN // (128 * R))
+    words_shared, rows_shared, full, empty = ring(R, 1, ROUTED)
+    gl.warp_specialize(
+        [
+            (
+                _product_part,
                 (
-                    _product_part,
-                    (
-                        words_ptr, peaks_ptr, scales_ptr, parts_ptr, i_n, i_tile, first, end, words_shared, rows_shared,
-                        full, empty, HIDDEN, INNER, R, ROUTED, FIRST,
-                    ),
+                    words_ptr, peaks_ptr, scales_ptr, parts_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, total,
+                    words_shared, rows_shared, full, empty, HIDDEN, INNER, CHOICES, R, ROUTED, FIRST,
                 ),
+            ),
+            (
+                _product_part,
                 (
-                    _product_part,
-                    (
-                        words_ptr, peaks_ptr, scales_ptr, parts_ptr, i_n, i_tile, first, end, words_shared, rows_shared,
-                        full, empty, HIDDEN, INNER, R, ROUTED, SECOND,
-                    ),
+                    words_ptr, peaks_ptr, scales_ptr, parts_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, total,
+                    words_shared, rows_shared, full, empty, HIDDEN, INNER, CHOICES, R, ROUTED, SECOND,
                 ),
+            ),
+            (
+                _copy_part,
                 (
-                    _copy_part,
-                    (
-                        words_ptr, inner_ptr, i_tile, first, end, words_shared, rows_shared, full, empty,
-                        INNER, R, ROUTED,
-                    ),
+                    words_ptr, inner_ptr, ends_ptr, tile_experts_ptr, tile_places_ptr, T, total,
+                    words_shared, rows_shared, full, empty, HIDDEN, INNER, CHOICES, R, ROUTED,
                 ),
-            ],
-            OTHER_WARPS,
-            OTHER_REGISTERS,
-        )  # fmt: skip
+            ),
+        ],
+        OTHER_WARPS,
+        OTHER_REGISTERS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -306,16 +353,19 @@ def launch(
         out = torch.empty(rows, hidden, dtype=torch.float32, device=device)
     require_tensor(out, "out", (rows, hidden), torch.float32, device)
     shape = constants(hidden, width, choices)
-    of_rows, of_plan = triton.cdiv(rows, TILE_ROWS), plan.tile_experts.shape[0]
+    of_rows, of_plan = cdiv(rows, TILE_ROWS), plan.tile_experts.shape[0]
     lines_of = (inner, plan.ends, plan.tile_experts, plan.tile_places, parts, rows)
     if runs_wgmma(device) if lanes is None else lanes:
         for words, tiles_of_rows, routed in ((down.shared.words, of_rows, False), (down.routed, of_plan, True)):
-            _expert_down_chunk_lanes_kernel[(hidden // whole * tiles_of_rows,)](
-                words, peaks, down.shared.scales, *lines_of,
-                **shape, R=cut.rows, ROUTED=routed, num_warps=_chunk_lanes.WARPS,
+            total = hidden // whole * tiles_of_rows
+            _direct.call(
+                _expert_down_chunk_lanes_kernel, (programs(total, width, device),),
+                words, peaks, down.shared.scales, *lines_of, plan.counts, total, experts,
+                **shape, **lane_constants(cut, routed, experts), num_warps=_chunk_lanes.WARPS,
             )  # fmt: skip
     else:
-        _expert_down_chunk_kernel[(hidden // PLAIN_COLUMNS * (of_rows + of_plan),)](
+        _direct.call(
+            _expert_down_chunk_kernel, (hidden // PLAIN_COLUMNS * (of_rows + of_plan),),
             down.routed, down.shared.words, down.shared.scales, *lines_of,
             **shape, N=PLAIN_COLUMNS, **PLAIN_OPTIONS,
         )  # fmt: skip
@@ -326,10 +376,27 @@ def launch(
 def add_parts(parts: Tensor, plan: Plan, out: Tensor) -> None:
     """Add up the products of each row: `parts` [T · (K+1), D] float32 in the plan's order, `out` [T, D]."""
     rows, hidden = out.shape
-    _add_kernel[(rows, triton.cdiv(hidden, SUMMED))](
+    _direct.call(
+        _add_kernel, (rows, cdiv(hidden, SUMMED)),
         parts, plan.places, out, rows,
         HIDDEN=hidden, CHOICES=parts.shape[0] // rows - 1, CHOICES_MAX=CHOICES_MAX, SUMMED=SUMMED,
     )  # fmt: skip
+
+
+def programs(total: int, inner: int, device: torch.device) -> int:
+    """Return how many programs take `total` products on Hopper.
+
+    One a multiprocessor, which stays for all of its products. Their ring must then stand at its start after each:
+    for other widths than multiples of 1024 a program has one product.
+    """
+    if inner % (2 * STAGES.value * 128):
+        return total
+    return min(total, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def lane_constants(cut: Tuning, routed: bool, experts: int) -> dict[str, int]:
+    """Return the compile-time arguments that only the form for Hopper has."""
+    return {"R": cut.rows, "ROUTED": routed, "EXPERTS": max(128, power_of_two(experts))}
 
 
 def constants(hidden: int, inner: int, choices: int) -> dict[str, int]:

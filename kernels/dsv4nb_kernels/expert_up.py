@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._expert_choices import choices_naming, require_choices, shares_of
 from dsv4nb_kernels._expert_rows import ExpertRows, require_rows
 from dsv4nb_kernels._expert_up_lanes import routed_by_lanes, routed_plainly, shared_by_lanes, shared_plainly, swiglu
@@ -345,7 +346,9 @@ def launch(
     require_tensor(out, "out", (count * (choices + 1) + 1, inner), torch.float32, device)
     by_lanes = runs_ptx(device) if ptx is None else ptx
     is_dependent = dependent and runs_ptx(device)
-    _expert_up_kernel[(inner // HALF * (1 + count * choices),)](
+    _direct.call(
+        _expert_up_kernel,
+        (inner // HALF * (1 + count * choices),),
         up.routed,
         up.shared.words,
         up.shared.scales,

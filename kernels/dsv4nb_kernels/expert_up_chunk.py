@@ -24,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from dsv4nb_kernels import _chunk_lanes
+from dsv4nb_kernels import _chunk_lanes, _direct
 from dsv4nb_kernels._chunk_lanes import (
     COLUMNS,
     COPIED_ROWS,
@@ -52,7 +52,7 @@ from dsv4nb_kernels._expert_up_lanes import swiglu
 from dsv4nb_kernels._expert_weights import HALF, UpWeights
 from dsv4nb_kernels._fp4 import BLOCK, WORDS
 from dsv4nb_kernels._fp8 import LARGEST, round_e4m3
-from dsv4nb_kernels._launch import Limits, require, require_tensor, runs_wgmma
+from dsv4nb_kernels._launch import Limits, cdiv, require, require_tensor, runs_wgmma
 
 COLUMNS_OF_PROGRAM = 128  # inner columns of a program: a block of the rounding
 PLAIN_OPTIONS = {"num_warps": 8, "num_stages": 1}
@@ -358,17 +358,19 @@ def launch(
         out = torch.empty(lines, inner, dtype=dtype, device=device)
     require_tensor(out, "out", (lines, inner), dtype, device)
     shape = constants(hidden, inner, choices, rounds)
-    of_rows, columns = triton.cdiv(count, TILE_ROWS), inner // COLUMNS_OF_PROGRAM
+    of_rows, columns = cdiv(count, TILE_ROWS), inner // COLUMNS_OF_PROGRAM
     of_plan = plan.tile_experts.shape[0]
     activations = (rows.values, rows.scales, weights, plan.order, plan.ends, plan.tile_experts, plan.tile_places)
     if runs_wgmma(device) if lanes is None else lanes:
         for words, tiles_of_rows, routed in ((up.shared.words, of_rows, False), (up.routed, of_plan, True)):
-            _expert_up_chunk_lanes_kernel[(columns * tiles_of_rows,)](
+            _direct.call(
+                _expert_up_chunk_lanes_kernel, (columns * tiles_of_rows,),
                 words, peaks, up.shared.scales, *activations, out, count, limit,
                 **shape, ROUTED=routed, num_warps=_chunk_lanes.WARPS,
             )  # fmt: skip
     else:
-        _expert_up_chunk_kernel[(columns * (of_rows + of_plan),)](
+        _direct.call(
+            _expert_up_chunk_kernel, (columns * (of_rows + of_plan),),
             up.routed, up.shared.words, up.shared.scales, *activations, out, count, limit,
             **shape, **PLAIN_OPTIONS,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dsv4nb_kernels import _chunk_lanes
+from dsv4nb_kernels import _chunk_lanes, _direct
 from dsv4nb_kernels._chunk_lanes import (
     COLUMNS,
     COPIED_ROWS,
@@ -40,7 +40,7 @@ from dsv4nb_kernels._chunk_lanes import (
 )
 from dsv4nb_kernels._chunk_plain import fp8_sum
 from dsv4nb_kernels._chunk_rows import ChunkRows, require_chunk
-from dsv4nb_kernels._launch import Limits, require, require_tensor, runs_wgmma
+from dsv4nb_kernels._launch import Limits, cdiv, require, require_tensor, runs_wgmma
 from dsv4nb_kernels.fp8_rows import BLOCK, Fp8Matrix
 
 LIMITS = {
@@ -212,11 +212,13 @@ def launch(
     require_tensor(out, "out", (1, count, n), torch.float32, device)
     arguments = (matrix.words, matrix.scales, rows.values, rows.scales, out, count)
     if runs_wgmma(device) if lanes is None else lanes:
-        grid = (n // (128 * cut.rows), triton.cdiv(count, 64 * cut.columns))
-        _fp8_chunk_lanes_kernel[grid](*arguments, **lane_constants(n, k, groups, cut), num_warps=_chunk_lanes.WARPS)
+        grid = (n // (128 * cut.rows), cdiv(count, 64 * cut.columns))
+        _direct.call(
+            _fp8_chunk_lanes_kernel, grid, *arguments, **lane_constants(n, k, groups, cut), num_warps=_chunk_lanes.WARPS
+        )
     else:
-        grid = (n // PLAIN["COLUMNS"], triton.cdiv(count, PLAIN["ROWS"]))
-        _fp8_chunk_kernel[grid](*arguments, N=n, K=k, GROUPS=groups, **PLAIN, **PLAIN_OPTIONS)
+        grid = (n // PLAIN["COLUMNS"], cdiv(count, PLAIN["ROWS"]))
+        _direct.call(_fp8_chunk_kernel, grid, *arguments, N=n, K=k, GROUPS=groups, **PLAIN, **PLAIN_OPTIONS)
     return out
 
 

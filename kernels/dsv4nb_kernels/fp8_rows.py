@@ -23,14 +23,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._e8m0 import bytes_of, require_scale_bytes, scales_of
 from dsv4nb_kernels._fp8 import decode_e4m3, unit_product
-from dsv4nb_kernels._lanes import STREAM, after_loads, load_lanes, load_pair, load_rows, row_offset
+from dsv4nb_kernels._lanes import KEEP, SHARED, STREAM, after_loads, load_lanes, load_pair, load_rows, row_offset
 from dsv4nb_kernels._launch import (
     ROWS_MAX,
     STAGE,
     TILE,
     Tuning,
+    cdiv,
     columns,
     compiler_options,
     require,
@@ -91,7 +93,7 @@ def pack(codes: Tensor, scale_bytes: Tensor) -> Fp8Matrix:
     n, k = codes.shape
     require(n % TILE == 0 and n > 0, f"codes must have a multiple of {TILE} rows", n)
     require(k % STAGE == 0 and k > 0, f"codes must have a multiple of {STAGE} columns", k)
-    require_tensor(scale_bytes, "scale_bytes", (triton.cdiv(n, BLOCK), k // BLOCK), torch.uint8, codes.device)
+    require_tensor(scale_bytes, "scale_bytes", (cdiv(n, BLOCK), k // BLOCK), torch.uint8, codes.device)
     require_scale_bytes(scale_bytes, "scale_bytes")
     raw = codes.view(torch.uint8)
     nans = int(((raw & _NAN_CODE) == _NAN_CODE).sum())
@@ -119,13 +121,20 @@ def _scale_loads(chunk, ahead, chunks):
 
 
 @triton.jit
-def _load_row_scales(p_x_scales, CHUNK: tl.constexpr, NEXT: tl.constexpr, AHEAD: tl.constexpr, CHUNKS: tl.constexpr):
+def _load_row_scales(
+    p_x_scales,
+    CHUNK: tl.constexpr,
+    NEXT: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CACHE: tl.constexpr,
+):
     """The scales of the activations at the lane's two columns; as `load_rows`."""
     FIRST: tl.constexpr = _scale_loads(CHUNK, AHEAD, CHUNKS) if NEXT > 0 else 0
     LAST: tl.constexpr = _scale_loads(NEXT, AHEAD, CHUNKS)
     s = ()
     for i in tl.static_range(FIRST, LAST):
-        s = s + load_pair(p_x_scales + i * 32)
+        s = s + load_pair(p_x_scales + i * 32, CACHE)
     return s
 
 
@@ -158,6 +167,7 @@ def _slice_by_lanes(
     DEPTH: tl.constexpr,
     AHEAD: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    OLDER: tl.constexpr,
 ):
     """Each lane's chains over its warp's slice of K, which is unrolled."""
     THREADS: tl.constexpr = 32 * TILES * WARPS
@@ -175,24 +185,28 @@ def _slice_by_lanes(
     p_x = x_ptr.to(tl.int64) + (x_first + k_first + row_offset(o_g, o_t, T, X_WIDTH, COLUMNS)) * 2
     p_x_scales = x_scales_ptr.to(tl.int64) + ((x_first + k_first) // 128 * 8 + o_t * 2 % COLUMNS) * 4
     acc = no_chains(THREADS, COLUMNS)
+    CACHE: tl.constexpr = SHARED if OLDER else KEEP
 
     w = load_lanes(p_w, 2 * EARLY, 512, STREAM)
     s_w = ()
     for i in tl.static_range(CHUNKS // 4):
-        s_w = s_w + load_pair(p_w_scales + i * 8)
+        s_w = s_w + load_pair(p_w_scales + i * 8, KEEP)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
-    x = load_rows(p_x, 0, 0, AHEAD, CHUNKS, COLUMNS)
-    s_x = _load_row_scales(p_x_scales, 0, 0, AHEAD, CHUNKS)
+        if not OLDER:
+            gdc_wait()
+    x = load_rows(p_x, 0, 0, AHEAD, CHUNKS, COLUMNS, CACHE)
+    s_x = _load_row_scales(p_x_scales, 0, 0, AHEAD, CHUNKS, CACHE)
     for c in tl.static_range(CHUNKS):
-        x = x + load_rows(p_x, c, c + 1, AHEAD, CHUNKS, COLUMNS)
-        s_x = s_x + _load_row_scales(p_x_scales, c, c + 1, AHEAD, CHUNKS)
+        x = x + load_rows(p_x, c, c + 1, AHEAD, CHUNKS, COLUMNS, CACHE)
+        s_x = s_x + _load_row_scales(p_x_scales, c, c + 1, AHEAD, CHUNKS, CACHE)
         p_w = after_loads(p_w)
         acc = _add_product(acc, w, s_w, x, s_x, o_t, 2 * c, COLUMNS)
         acc = _add_product(acc, w, s_w, x, s_x, o_t, 2 * c + 1, COLUMNS)
         if c + DEPTH < CHUNKS:
             w = w + load_lanes(p_w + (c + DEPTH) * 1024, 2, 512, STREAM)
+    if DEPENDENT and OLDER:  # before anything is written, and so that our end is that of the kernels ahead too
+        gdc_wait()
     return acc
 
 
@@ -250,6 +264,7 @@ def _fp8_rows_kernel(
     DEPTH: tl.constexpr,
     AHEAD: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    OLDER: tl.constexpr,
     PTX: tl.constexpr,
 ):
     i_split = tl.program_id(0)
@@ -275,6 +290,7 @@ def _fp8_rows_kernel(
             DEPTH,
             AHEAD,
             DEPENDENT,
+            OLDER,
         )
         store_lanes(p_out, acc, T, i_tile, N, TILES, WARPS, COLUMNS)
     else:
@@ -304,7 +320,13 @@ def _fp8_rows_kernel(
 
 
 def fp8_rows(
-    rows: RoundedRows, matrix: Fp8Matrix, *, groups: int = 1, out: Tensor | None = None, dependent: bool = False
+    rows: RoundedRows,
+    matrix: Fp8Matrix,
+    *,
+    groups: int = 1,
+    out: Tensor | None = None,
+    dependent: bool = False,
+    rows_are_older: bool = False,
 ) -> Tensor:
     """Multiply rows by the transposed matrix; the result is the sum of the returned splits, from left to right.
 
@@ -314,6 +336,8 @@ def fp8_rows(
         groups: G; N/G must be a multiple of 16 times the tiles of the matrix's tuning.
         out: [S, T, N] float32 destination, for graph capture; allocated when None.
         dependent: start before the kernel that writes `rows` has ended: weights are loaded, then it waits.
+        rows_are_older: what writes `rows` stands before a kernel ahead that lets the next one start only after it has
+            waited. Then all is done beside the kernels that run, and the wait comes before the result is written.
 
     Returns:
         [S, T, N] float32, S = `tuning(N, K).splits`.
@@ -321,7 +345,15 @@ def fp8_rows(
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
-    return launch(rows, matrix, tuning(matrix.n, matrix.k), groups=groups, out=out, dependent=dependent)
+    return launch(
+        rows,
+        matrix,
+        tuning(matrix.n, matrix.k),
+        groups=groups,
+        out=out,
+        dependent=dependent,
+        rows_are_older=rows_are_older,
+    )
 
 
 def launch(
@@ -332,6 +364,7 @@ def launch(
     groups: int = 1,
     out: Tensor | None = None,
     dependent: bool = False,
+    rows_are_older: bool = False,
     ptx: bool | None = None,
     token_columns: int | None = None,
 ) -> Tensor:
@@ -347,21 +380,30 @@ def launch(
     by_lanes = runs_ptx(device) if ptx is None else ptx
     token_columns = token_columns or columns(count)
     cut = cut.at(token_columns)
-    _fp8_rows_kernel[(cut.splits, n // (TILE * cut.tiles))](
+    _direct.call(
+        _fp8_rows_kernel,
+        (cut.splits, n // (TILE * cut.tiles)),
         matrix.words,
         matrix.scales,
         rows.codes,
         rows.scales,
         out,
         count,
-        **constants(n, k, cut, token_columns, groups, dependent and by_lanes, by_lanes),
+        **constants(n, k, cut, token_columns, groups, dependent and by_lanes, by_lanes, rows_are_older),
         **(compiler_options(cut, dependent) if by_lanes else {}),
     )
     return out
 
 
 def constants(
-    n: int, k: int, cut: Tuning, token_columns: int, groups: int = 1, dependent: bool = True, ptx: bool = True
+    n: int,
+    k: int,
+    cut: Tuning,
+    token_columns: int,
+    groups: int = 1,
+    dependent: bool = True,
+    ptx: bool = True,
+    older: bool = False,
 ) -> dict[str, int | bool]:
     """Return the kernel's compile-time arguments."""
     return {
@@ -375,5 +417,6 @@ def constants(
         "DEPTH": cut.depth,
         "AHEAD": cut.ahead,
         "DEPENDENT": dependent,
+        "OLDER": older,
         "PTX": ptx,
     }

@@ -21,10 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels import _best
+from dsv4nb_kernels import _best, _direct
 from dsv4nb_kernels._best import IDS_MAX, NOTHING, Scored, candidate_id, candidate_value, candidates
 from dsv4nb_kernels._dots import COLUMNS, dot_bf16
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import ROWS_MAX, Limits, power_of_two, require, require_tensor, runs_ptx
 from dsv4nb_kernels._turns import take_turn
 
 PANEL_MAX = 20  # k
@@ -252,7 +252,8 @@ def launch(
     out.require(rows, n, device)
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
-    _head_kernel[(programs,)](
+    _direct.call(
+        _head_kernel, (programs,),
         x, weight, out.logits, *parts, rows, first_id,
         **constants(n, k, cut, dependent and is_ptx, by_cores),
         **(options(cut, dependent) if is_ptx else {}),
@@ -330,7 +331,8 @@ def launch_panel(
     require_tensor(out.ids, "out ids", (rows, k), torch.int32, device)
     require_tensor(out.log_sums, "out log_sums", (rows,), torch.float32, device)
     is_ptx = runs_ptx(device)
-    _panel_kernel[(rows,)](
+    _direct.call(
+        _panel_kernel, (rows,),
         logits, *parts, *out, first_id, **panel_constants(n, k, cut, dependent and is_ptx),
         **({"num_warps": PANEL_WARPS, "launch_pdl": dependent} if is_ptx else {}),
     )  # fmt: skip
@@ -343,8 +345,8 @@ def panel_constants(n: int, k: int, cut: Tuning, dependent: bool = True) -> dict
         "N": n,
         "ROWS": cut.rows,
         "K": k,
-        "BLOCK": int(triton.next_power_of_2(n // cut.rows)),
-        "BLOCK_K": int(triton.next_power_of_2(k)),
+        "BLOCK": power_of_two(n // cut.rows),
+        "BLOCK_K": power_of_two(k),
         "DEPENDENT": dependent,
         "EAGER": PANEL_EAGER,
     }

@@ -25,11 +25,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._balance import balance
 from dsv4nb_kernels._chunk_rows import ChunkRows, require_chunk, to_places
 from dsv4nb_kernels._expert_rows import ExpertRows, share_scale
 from dsv4nb_kernels._expert_rows import require_rows as require_expert_rows
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, columns, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import (
+    CHUNK_ROWS_MAX,
+    ROWS_MAX,
+    Limits,
+    cdiv,
+    columns,
+    power_of_two,
+    require,
+    require_tensor,
+    runs_ptx,
+)
 from dsv4nb_kernels._peer import CHANNELS, Link, push, require_link, take
 from dsv4nb_kernels._rounded_rows import RoundedRows, codes_of, require_rows, round_bf16
 from dsv4nb_kernels._turns import take_turn
@@ -419,7 +430,8 @@ def launch(
     joins = (out.parts,) * 4 if link is None else _require_joins(link, rows, width, cut, splits, pushed, device)
     source = out if before is None else before
     together = 1 if rows <= ROWS_MAX else CHUNK_ROWS
-    _expand_kernel[(triton.cdiv(rows, together), width // cut.channels)](
+    _direct.call(
+        _expand_kernel, (cdiv(rows, together), width // cut.channels),
         stream if y is None else y, stream, source.post, source.comb, weights.fn, out.stream, out.parts, rows,
         *joins, 0 if link is None else link.polls,
         **expand_constants(
@@ -431,7 +443,8 @@ def launch(
     # of rows for no expert nothing is written
     values, row_scales = (out.x, out.parts) if spread is None else (spread.values, spread.scales)
     token_columns = 0 if spread is None else columns(rows)
-    _collapse_kernel[(rows, 2 if weights.fn.shape[0] == COEFFICIENTS else 1)](
+    _direct.call(
+        _collapse_kernel, (rows, 2 if weights.fn.shape[0] == COEFFICIENTS else 1),
         out.stream, out.parts, weights.scale, weights.base, weights.norm, out.x, *codes,
         out.post, out.comb, values, row_scales, hc_eps, norm_eps,
         **collapse_constants(width, cut, iterations, act_fp8, token_columns, rows > ROWS_MAX, dependent and is_ptx),
@@ -478,7 +491,7 @@ def collapse_constants(
     return {
         "D": width,
         "PARTS": width // cut.channels,
-        "BLOCKS": int(triton.next_power_of_2(width // 128)),
+        "BLOCKS": power_of_two(width // 128),
         "ITERATIONS": iterations,
         "FP8": act_fp8,
         "COLUMNS": token_columns,

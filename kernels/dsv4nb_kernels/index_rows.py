@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._dots import dot_bf16
 from dsv4nb_kernels._index_values import hadamard_signs, round_fp4
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, cdiv, require, require_tensor, runs_ptx
 from dsv4nb_kernels._rotary import angles_of, require_angles, turn_tails
 from dsv4nb_kernels._rounded_rows import round_bf16
 from dsv4nb_kernels._turns import take_turn
@@ -111,7 +112,8 @@ def index_rows(
     require_tensor(out, "out", (rows, heads, width), torch.bfloat16, device)
     is_ptx = runs_ptx(device)
     together = 1 if rows <= ROWS_MAX else CHUNK_ROWS
-    _index_rows_kernel[(heads // HEADS, triton.cdiv(rows, together))](
+    _direct.call(
+        _index_rows_kernel, (heads // HEADS, cdiv(rows, together)),
         product, cos, sin, out, rows,
         **constants(heads, width, tail, splits, index_fp4, together, dependent and is_ptx, is_ptx),
         **({"num_warps": WARPS, "launch_pdl": dependent} if is_ptx else {}),

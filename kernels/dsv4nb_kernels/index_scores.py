@@ -3,6 +3,7 @@
 Traffic    reads the C·d keys once for all rows; writes T·C float32: bandwidth-bound. Of a chunk 2·T·C·Hi·d operations:
            bound by the tensor cores
 Grid       (C / keys, T / rows); a program scores its keys for one row after the other
+Order      keys that were there before the step are on their way before the kernel waits
 Equality   the product of a row has the shape [keys, d] x [d, Hi] whoever else is there: row i of a step or a chunk is
            bitwise the row alone, and an entry's score depends on the entry alone
 """
@@ -18,20 +19,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._dots import dot_bf16
 from dsv4nb_kernels._launch import (
+    ALIGNMENT,
     CHUNK_ROWS_MAX,
     ROWS_MAX,
     Limits,
+    cdiv,
+    power_of_two,
     require,
     require_few,
     require_tensor,
     runs_ptx,
     runs_wgmma,
 )
+from dsv4nb_kernels._sifted import GROUP, KEYS
 from dsv4nb_kernels._turns import take_turn
 
-KEYS = 128  # C is a multiple of it, as the twin's
 ENTRIES_MAX = 1 << 20  # C; a place among the scores of eight rows fits an int32
 
 
@@ -45,6 +50,7 @@ class Tuning:
         stages: rows whose queries are on their way at a time.
         rows: of one program.
         eager: whether the next kernel may start before this one has waited itself.
+        early: whether keys are asked for before the wait; of programs of one row, since it takes registers.
     """
 
     keys: int = 128
@@ -52,15 +58,18 @@ class Tuning:
     stages: int = 1
     rows: int = 2
     eager: bool = False
+    early: bool = False
 
     def __str__(self) -> str:
         name = f"{self.keys} keys, {self.warps} warps, {self.stages} stages"
-        return f"{name}, {self.rows} rows" + (", eager" if self.eager else "")
+        return f"{name}, {self.rows} rows{', early' if self.early else ''}{', eager' if self.eager else ''}"
 
 
 # measured on an H200, see kernels/README.md; they differ in nothing that a sum depends on
 TUNING = Tuning(rows=2)
 ALONE = Tuning(rows=1)
+FEW = Tuning(rows=1, early=True)
+FEW_PROGRAMS = 64  # up to here keys are asked for early: more programs than that are in the way of the kernel ahead
 PROGRAMS = 264  # two for each multiprocessor
 CHUNK_TUNING = Tuning(stages=2, rows=32)
 LIMITS = {
@@ -73,17 +82,21 @@ LIMITS = {
 def _index_scores_kernel(
     query_ptr,  # [T, Hi, d] bfloat16
     keys_ptr,  # [C, d] bfloat16
-    weights_ptr,  # [S, T, Hi] float32
+    weights_ptr,  # [S, T, LINE] float32, of which Hi columns
     visible_ptr,  # [T] int32
     scores_ptr,  # [T, C] float32
+    peaks_ptr,  # [T, C / GROUP] float32, not written where GROUP is 0
     T,  # int, 1 … 4096
     C,  # int, multiple of 128
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
+    LINE: tl.constexpr,
     KEYS: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    EARLY: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
     DEPENDENT: tl.constexpr,
     EAGER: tl.constexpr,
@@ -94,22 +107,39 @@ def _index_scores_kernel(
     o_d = tl.arange(0, WIDTH)
     p_query = query_ptr + o_head[None, :] * WIDTH + o_d[:, None]
     p_weights = weights_ptr + o_head
+    p_keys = keys_ptr + o_key.to(tl.int64)[:, None] * WIDTH + o_d[None, :]
     begin = tl.program_id(1) * ROWS
     end = tl.minimum(begin + ROWS, T)
-    take_turn(DEPENDENT, EAGER)
+    b_keys = tl.zeros([KEYS, WIDTH], tl.bfloat16)
+    is_old = False
     visible = 0
-    for i in range(begin, end):
-        visible = tl.maximum(visible, tl.load(visible_ptr + i))
+    if EARLY:
+        visible = tl.load(visible_ptr + begin)
+        # the step itself ends no window before the last that its first row sees
+        is_old = first + KEYS < tl.load(visible_ptr)
+        if is_old:
+            b_keys = tl.load(p_keys)
+    take_turn(DEPENDENT, EAGER)
+    if not EARLY:
+        for i in range(begin, end):
+            visible = tl.maximum(visible, tl.load(visible_ptr + i))
     if first < visible:
-        b_keys = tl.load(keys_ptr + o_key.to(tl.int64)[:, None] * WIDTH + o_d[None, :])
+        if not is_old:
+            b_keys = tl.load(p_keys)
         for i in tl.range(begin, end, num_stages=STAGES):
-            b_weights = tl.load(p_weights + i * HEADS)
+            b_weights = tl.load(p_weights + i * LINE)
             for s in tl.static_range(1, SPLITS):
-                b_weights += tl.load(p_weights + (s * T + i) * HEADS)
+                b_weights += tl.load(p_weights + (s * T + i) * LINE)
             b_query = tl.load(p_query + i * (HEADS * WIDTH))
             b_z = dot_bf16(b_keys, b_query, tl.zeros([KEYS, HEADS], tl.float32), TENSOR_CORES)
             b_scores = tl.sum(tl.maximum(b_z, 0.0) * b_weights[None, :], axis=1)
             tl.store(scores_ptr + i * C + o_key, b_scores)
+            if GROUP > 0:
+                TOGETHER: tl.constexpr = KEYS // GROUP
+                b_seen = tl.where(o_key < tl.load(visible_ptr + i), b_scores, float("-inf"))
+                b_peaks = tl.max(tl.reshape(b_seen, [GROUP, TOGETHER]), axis=0)
+                p_peaks = peaks_ptr + i * (C // GROUP) + first // GROUP
+                tl.store(p_peaks + tl.arange(0, TOGETHER), b_peaks)
 
 
 def index_scores(
@@ -119,6 +149,7 @@ def index_scores(
     visible: Tensor,
     *,
     out: Tensor | None = None,
+    peaks: Tensor | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """Sum relu(query · key) over the heads, weighted.
@@ -126,16 +157,21 @@ def index_scores(
     Args:
         query: [T, Hi, d] bfloat16, T from 1 to 4096, Hi and d powers of two from 16 on.
         keys: [C, d] bfloat16, C a multiple of 128, T·C below 2^31: a long context takes a chunk in several calls.
-        weights: [S, T, Hi] float32: the parts of the product that weighs the heads, added from left to right.
+        weights: [S, T, Hi] float32: the parts of the product that weighs the heads, added from left to right; or these
+            columns of a wider product.
         visible: [T] int32, entries that each row may see; a row's columns from there on may be left alone.
         out: [T, C] float32 destination, for graph capture; allocated when None.
-        dependent: start before the kernel that writes `query` has ended, and wait for it inside.
+        peaks: [T, C / 8] float32 destination for `top_entries`: of entries g, g + 16, ... of each 128 the largest
+            visible score. Groups without a visible entry may be left alone.
+        dependent: start before the kernel that writes `query` has ended, and wait for it inside. In a step `visible` is
+            read before, and so are keys ahead of the last that its first row sees: what writes them must stand before a
+            kernel that lets the next one start only after it has waited.
 
     Raises:
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
     cut = tuning(query.shape[0], keys.shape[0], is_hopper=runs_wgmma(query.device))
-    return launch(query, keys, weights, visible, cut, out=out, dependent=dependent)
+    return launch(query, keys, weights, visible, cut, out=out, peaks=peaks, dependent=dependent)
 
 
 def tuning(rows: int, count: int, *, is_hopper: bool = True) -> Tuning:
@@ -145,8 +181,10 @@ def tuning(rows: int, count: int, *, is_hopper: bool = True) -> Tuning:
     """
     if rows > ROWS_MAX:
         return CHUNK_TUNING
-    shares = rows > 1 and rows * (count // TUNING.keys) > PROGRAMS
-    return TUNING if shares or not is_hopper else ALONE
+    programs = rows * (count // TUNING.keys)
+    if not is_hopper or (rows > 1 and programs > PROGRAMS):
+        return TUNING
+    return FEW if programs <= FEW_PROGRAMS else ALONE
 
 
 def launch(
@@ -157,6 +195,7 @@ def launch(
     cut: Tuning,
     *,
     out: Tensor | None = None,
+    peaks: Tensor | None = None,
     dependent: bool = False,
     tensor_cores: bool | None = None,
 ) -> Tensor:
@@ -166,7 +205,7 @@ def launch(
     device = query.device
     require(1 <= rows <= CHUNK_ROWS_MAX, f"query must have 1 to {CHUNK_ROWS_MAX} rows", rows)
     for name, size in (("heads", heads), ("channels", width)):
-        require(size >= 16 and size == triton.next_power_of_2(size), f"{name} must be a power of two from 16 on", size)
+        require(size >= 16 and size == power_of_two(size), f"{name} must be a power of two from 16 on", size)
     require_tensor(query, "query", (rows, heads, width), torch.bfloat16)
     require(keys.ndim == 2, "keys must be [C, d]", tuple(keys.shape))
     count = keys.shape[0]
@@ -177,40 +216,77 @@ def launch(
     )
     require_tensor(keys, "keys", (count, width), torch.bfloat16, device)
     require(weights.ndim == 3 and weights.shape[0] > 0, "weights must be [S, T, Hi]", tuple(weights.shape))
-    splits = weights.shape[0]
-    require_tensor(weights, "weights", (splits, rows, heads), torch.float32, device)
+    splits, line = weights.shape[0], weights.stride(1)
+    if weights.is_contiguous():
+        require_tensor(weights, "weights", (splits, rows, heads), torch.float32, device)
+    else:
+        _require_columns(weights, (splits, rows, heads), device)
     require_tensor(visible, "visible", (rows,), torch.int32, device)
     if out is None:
         out = torch.empty(rows, count, dtype=torch.float32, device=device)
     require_tensor(out, "out", (rows, count), torch.float32, device)
     require_few(out.numel(), "out")
+    require(not cut.early or cut.rows == 1, "keys are asked for early in programs of one row", cut.rows)
+    together = 0
+    if peaks is not None:
+        together = GROUP
+        require(cut.keys == KEYS, f"peaks are of programs of {KEYS} keys", cut.keys)
+        require_tensor(peaks, "peaks", (rows, count // GROUP), torch.float32, device)
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
-    _index_scores_kernel[(count // cut.keys, triton.cdiv(rows, cut.rows))](
+    _direct.call(
+        _index_scores_kernel,
+        (count // cut.keys, cdiv(rows, cut.rows)),
         query,
         keys,
         weights,
         visible,
         out,
+        out if peaks is None else peaks,
         rows,
         count,
-        **constants(heads, width, splits, cut, dependent and is_ptx, by_cores),
+        **constants(heads, width, splits, cut, dependent and is_ptx, by_cores, together, line),
         **({"num_warps": cut.warps, "launch_pdl": dependent} if is_ptx else {}),
     )
     return out
 
 
+def _require_columns(weights: Tensor, shape: tuple[int, int, int], device: torch.device) -> None:
+    """Refuse weights that are no columns of a product.
+
+    Raises:
+        ValueError: they have another shape, dtype or order, are elsewhere, or start off a 16-byte boundary.
+    """
+    require(tuple(weights.shape) == shape, f"weights must have shape {shape}", tuple(weights.shape))
+    require(weights.dtype == torch.float32, "weights must be torch.float32", weights.dtype)
+    require(weights.device == device, f"weights must be on {device}", weights.device)
+    split, line, column = weights.stride()
+    fits = column == 1 and line >= shape[2] and split == shape[1] * line
+    require(fits, "weights must be columns of a contiguous product", f"strides {weights.stride()}")
+    require(weights.data_ptr() % ALIGNMENT == 0, f"weights must start on a {ALIGNMENT}-byte boundary", "another")
+
+
 def constants(
-    heads: int, width: int, splits: int, cut: Tuning, dependent: bool = True, tensor_cores: bool = True
+    heads: int,
+    width: int,
+    splits: int,
+    cut: Tuning,
+    dependent: bool = True,
+    tensor_cores: bool = True,
+    together: int = 0,
+    line: int | None = None,
 ) -> dict[str, int | bool]:
-    """Return the kernel's compile-time arguments."""
+    """Return the kernel's compile-time arguments; `together` entries share a peak, weights stand in lines."""
     return {
         "HEADS": heads,
         "WIDTH": width,
         "SPLITS": splits,
+        "LINE": line or heads,
         "KEYS": cut.keys,
         "ROWS": cut.rows,
         "STAGES": cut.stages,
+        "GROUP": together,
+        "EARLY": cut.early,
         "TENSOR_CORES": tensor_cores,
         "DEPENDENT": dependent,
         "EAGER": cut.eager,

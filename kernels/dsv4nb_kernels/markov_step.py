@@ -20,10 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels import _best
+from dsv4nb_kernels import _best, _direct
 from dsv4nb_kernels._best import IDS_MAX, Scored, candidates
 from dsv4nb_kernels._dots import COLUMNS, dot_bf16
-from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels._launch import ROWS_MAX, Limits, power_of_two, require, require_tensor, runs_ptx
 from dsv4nb_kernels._turns import take_turn
 
 LIMITS = Limits(registers=40, shared_bytes=44 * 1024)
@@ -139,7 +139,7 @@ def launch(
     require(0 <= first_id <= IDS_MAX - n, f"ids must be 0 to {IDS_MAX - 1}", first_id)
     require(markov_in.ndim == 2, "markov_in must be [V, r]", tuple(markov_in.shape))
     vocab, rank = markov_in.shape
-    is_rank = 16 <= rank <= 512 and rank == triton.next_power_of_2(rank)
+    is_rank = 16 <= rank <= 512 and rank == power_of_two(rank)
     require(is_rank, "r must be a power of two from 16 to 512", rank)
     require(1 <= vocab <= IDS_MAX, f"markov_in must have 1 to {IDS_MAX} lines", vocab)
     require_tensor(base, "base", (rows, n), torch.float32)
@@ -153,7 +153,8 @@ def launch(
     out.require(rows, n, device)
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
-    _markov_kernel[(n // cut.rows,)](
+    _direct.call(
+        _markov_kernel, (n // cut.rows,),
         base, tokens, markov_in, markov_out, out.logits, parts, rows, first_id, vocab,
         **constants(n, rank, cut, dependent and is_ptx, by_cores),
         **({"num_warps": cut.warps, "launch_pdl": dependent} if is_ptx else {}),

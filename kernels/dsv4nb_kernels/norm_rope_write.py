@@ -14,10 +14,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._chunk_rows import ChunkRows, require_chunk, to_places
 from dsv4nb_kernels._expert_rows import share_scale
-from dsv4nb_kernels._kv_rows import KV_BLOCK, inverse_rms, round_kv
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
+from dsv4nb_kernels._kv_records import KV_BLOCK, record_bytes, require_cache, store_record
+from dsv4nb_kernels._kv_rows import inverse_rms
+from dsv4nb_kernels._launch import (
+    CHUNK_ROWS_MAX,
+    ROWS_MAX,
+    Limits,
+    power_of_two,
+    require,
+    require_few,
+    require_tensor,
+    runs_ptx,
+)
 from dsv4nb_kernels._rotary import angles_of, require_angles, turn_tail
 from dsv4nb_kernels._rounded_rows import RoundedRows, codes_of, require_rows, round_bf16
 from dsv4nb_kernels._turns import take_turn
@@ -25,7 +36,7 @@ from dsv4nb_kernels._turns import take_turn
 WARPS = {"rows": 4, "heads": 2}
 EAGER = True  # measured on an H200, see kernels/README.md
 LIMITS = {
-    "rows": Limits(registers=56, stack_bytes=8, shared_bytes=2048),
+    "rows": Limits(registers=56, shared_bytes=2048),
     "heads": Limits(registers=40, shared_bytes=64),
 }
 
@@ -50,7 +61,7 @@ def _norm_rope_rows_kernel(
     slots_ptr,  # [T] int32
     codes_ptr,  # [T, L] float16
     scales_ptr,  # [L/128, 8] float32, of a chunk [T]
-    ring_ptr,  # [C, hd] bfloat16
+    ring_ptr,  # [C, hd] bfloat16, or [C, R] uint8 records
     eps,  # float
     LATENT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -91,8 +102,9 @@ def _norm_rope_rows_kernel(
         b_x = round_bf16(b_norm * (b_x * inverse_rms(b_x, WIDTH, eps)))
         b_x = round_bf16(turn_tail(b_x, b_cos, b_sin, WIDTH, TAIL))
         if KV_FP8:
-            b_x = round_kv(b_x, WIDTH, TAIL)
-        tl.store(ring_ptr + slot.to(tl.int64) * WIDTH + o_d, b_x.to(tl.bfloat16))
+            store_record(ring_ptr + slot.to(tl.int64) * record_bytes(WIDTH, TAIL), b_x, WIDTH, TAIL)
+        else:
+            tl.store(ring_ptr + slot.to(tl.int64) * WIDTH + o_d, b_x.to(tl.bfloat16))
 
 
 @triton.jit
@@ -144,9 +156,9 @@ def norm_rope_rows(
         cos, sin: [T, rd] float32: each angle stands twice, the sine of an even element is negated; hd - rd is a
             multiple of 64.
         slots: [T] int32, rows of `ring`, all different.
-        ring: [C, hd] bfloat16, written at `slots`.
+        ring: [C, R] uint8 records (`_kv_records`), or [C, hd] bfloat16 without `kv_fp8`; written at `slots`.
         act_fp8: whether the result is rounded to e4m3 as `fp8_rows` wants it, or holds bfloat16 values.
-        kv_fp8: pass everything outside the rotated tail through e4m3, blocks of 64.
+        kv_fp8: round everything outside the rotated tail to e4m3, blocks of 64, and write records.
         out: [T, L] destination, for graph capture; allocated when None.
         dependent: start before the kernel that writes `product` has ended, and wait for it inside.
 
@@ -215,18 +227,17 @@ def _launch_rows(
     device = product.device
     latent, width = latent_norm.shape[0], kv_norm.shape[0]
     for name, size in (("latent_norm", latent), ("kv_norm", width)):
-        require(
-            size >= 128 and size == triton.next_power_of_2(size), f"{name} must be a power of two from 128 on", size
-        )
+        require(size >= 128 and size == power_of_two(size), f"{name} must be a power of two from 128 on", size)
     require_tensor(product, "product", (splits, rows, latent + width), torch.float32)
     require_tensor(latent_norm, "latent_norm", (latent,), torch.float32, device)
     require_tensor(kv_norm, "kv_norm", (width,), torch.float32, device)
     tail = require_angles(cos, sin, rows, width, device)
     require((width - tail) % KV_BLOCK == 0, f"hd - rd must be a multiple of {KV_BLOCK}", (width, tail))
     require_tensor(slots, "slots", (rows,), torch.int32, device)
-    require_tensor(ring, "ring", (ring.shape[0], width), torch.bfloat16, device)
+    require_cache(ring, "ring", width, tail, kv_fp8, device)
     is_ptx = runs_ptx(device)
-    _norm_rope_rows_kernel[(rows, 2)](
+    _direct.call(
+        _norm_rope_rows_kernel, (rows, 2),
         product, latent_norm, kv_norm, cos, sin, slots, *room, ring, eps,
         **rows_constants(latent, width, tail, splits, act_fp8, kv_fp8, chunk, dependent and is_ptx),
         **({"num_warps": WARPS["rows"], "launch_pdl": dependent} if is_ptx else {}),
@@ -264,14 +275,15 @@ def norm_rope_heads(
     device = product.device
     require(heads > 0 and product.shape[2] % heads == 0, "product must have whole heads", (product.shape[2], heads))
     width = product.shape[2] // heads
-    require(width >= 128 and width == triton.next_power_of_2(width), "hd must be a power of two from 128 on", width)
+    require(width >= 128 and width == power_of_two(width), "hd must be a power of two from 128 on", width)
     require_tensor(product, "product", (splits, rows, heads * width), torch.float32)
     tail = require_angles(cos, sin, rows, width, device)
     if out is None:
         out = torch.empty(rows, heads, width, dtype=torch.bfloat16, device=device)
     require_tensor(out, "out", (rows, heads, width), torch.bfloat16, device)
     is_ptx = runs_ptx(device)
-    _norm_rope_heads_kernel[(heads, rows)](
+    _direct.call(
+        _norm_rope_heads_kernel, (heads, rows),
         product, cos, sin, out, eps,
         **heads_constants(heads, width, tail, splits, dependent and is_ptx),
         **({"num_warps": WARPS["heads"], "launch_pdl": dependent} if is_ptx else {}),

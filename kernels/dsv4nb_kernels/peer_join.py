@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
 from dsv4nb_kernels._peer import CHANNELS, Link, push, require_link, take
 from dsv4nb_kernels._turns import take_turn
@@ -102,7 +103,8 @@ def launch(
         out = torch.empty(rows, width, dtype=torch.float32, device=device)
     require_tensor(out, "out", (rows, width), torch.float32, device)
     is_ptx = runs_ptx(device)
-    _peer_join_kernel[(rows, width // CHANNELS)](
+    _direct.call(
+        _peer_join_kernel, (rows, width // CHANNELS),
         parts, link.theirs.words, link.mine.words, link.mine.counts, link.mine.error, out, rows, link.polls,
         **constants(width, splits, pushes, takes, dependent and is_ptx, is_ptx),
         **({"num_warps": WARPS, "launch_pdl": dependent} if is_ptx else {}),

@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, require, require_tensor, runs_ptx
+from dsv4nb_kernels import _direct
+from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, Limits, power_of_two, require, require_tensor, runs_ptx
 from dsv4nb_kernels._order import NEVER, ordered
 from dsv4nb_kernels._turns import take_turn
 
@@ -163,7 +164,9 @@ def route(
     require_tensor(out[0], "out experts", (rows, k), torch.int32, device)
     require_tensor(out[1], "out weights", (rows, k), torch.float32, device)
     is_ptx = runs_ptx(device)
-    _route_kernel[(rows,)](
+    _direct.call(
+        _route_kernel,
+        (rows,),
         logits,
         logits if bias is None else bias,
         out[0] if table is None else table,
@@ -180,7 +183,7 @@ def constants(experts: int, k: int, splits: int, hashed: bool, dependent: bool =
     """Return the kernel's compile-time arguments."""
     return {
         "E": experts,
-        "BLOCK": int(triton.next_power_of_2(experts)),
+        "BLOCK": power_of_two(experts),
         "K": k,
         "SPLITS": splits,
         "HASHED": hashed,

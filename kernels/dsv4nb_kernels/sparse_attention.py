@@ -22,14 +22,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._dots import dot_bf16, dot_float
+from dsv4nb_kernels._kv_records import KV_BLOCK, load_records, require_cache
 from dsv4nb_kernels._launch import ROWS_MAX, Limits, require, require_tensor, runs_ptx
 from dsv4nb_kernels._rotary import angles_of, require_angles, turn_tail
 from dsv4nb_kernels._rounded_rows import RoundedRows, codes_of, require_rows, round_bf16
 from dsv4nb_kernels._turns import take_turn
 
+# of the splits over records and over bfloat16 rows, and of their sum
 LIMITS = {
-    "attend": Limits(registers=148, shared_bytes=32 * 1024),
+    "records": Limits(registers=80, shared_bytes=45 * 1024),
+    "rows": Limits(registers=148, shared_bytes=32 * 1024),
     "combine": Limits(registers=234, stack_bytes=8, shared_bytes=1024),
 }
 
@@ -67,7 +71,7 @@ class Keys:
     """What the rows of a step see of one cache.
 
     Attributes:
-        cache: [C, hd] bfloat16.
+        cache: [C, R] uint8 records (`_kv_records`), or [C, hd] bfloat16; both caches of a step are the same.
         places: [T, N] int32, rows of `cache`; a negative place is hidden. N is a multiple of the tuning's keys.
     """
 
@@ -100,11 +104,27 @@ class Partials:
 
 
 @triton.jit
+def _load_keys(
+    p_cache, i_place, m_key, WIDTH: tl.constexpr, TAIL: tl.constexpr, RECORDS: tl.constexpr, PTX: tl.constexpr
+):
+    """Keys by their places, zeros where hidden: a tuple of [KEYS, PART] bfloat16, all asked for before any is used."""
+    i_row = i_place.to(tl.int64)
+    if RECORDS:
+        keys = load_records(p_cache, i_row, m_key, WIDTH, TAIL, PTX)
+    else:
+        p_keys = p_cache + i_row[:, None] * WIDTH + tl.arange(0, 128)[None, :]
+        keys = ()
+        for c in tl.static_range(WIDTH // 128):
+            keys = keys + (tl.load(p_keys + c * 128, mask=m_key[:, None], other=0.0),)
+    return keys
+
+
+@triton.jit
 def _attend_kernel(
     query_ptr,  # [T, H, hd] bfloat16
-    window_ptr,  # [Cw, hd] bfloat16
+    window_ptr,  # [Cw, hd] bfloat16, or [Cw, R] uint8 records
     window_places_ptr,  # [T, Nw] int32
-    entries_ptr,  # [Ce, hd] bfloat16
+    entries_ptr,  # [Ce, hd] or [Ce, R] likewise
     entries_places_ptr,  # [T, Ne] int32
     mixed_ptr,  # [T, S, H, hd] float32
     tops_ptr,  # [T, S, H] float32
@@ -114,6 +134,9 @@ def _attend_kernel(
     ENTRIES: tl.constexpr,  # splits of the entries
     H: tl.constexpr,
     WIDTH: tl.constexpr,
+    TAIL: tl.constexpr,
+    RECORDS: tl.constexpr,
+    PART: tl.constexpr,  # channels of one product
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
@@ -125,7 +148,7 @@ def _attend_kernel(
     i_row = tl.program_id(2)
     o_head = i_head + tl.arange(0, HEADS)
     o_key = tl.arange(0, KEYS)
-    o_d = tl.arange(0, 128)
+    o_d = tl.arange(0, PART)
     p_places = window_places_ptr + (i_row * WINDOW + i_split) * KEYS
     p_cache = window_ptr
     if i_split >= WINDOW:
@@ -134,18 +157,15 @@ def _attend_kernel(
     p_query = query_ptr + (i_row * H + o_head[:, None]) * WIDTH + o_d[None, :]
     take_turn(DEPENDENT, EAGER)
     query = ()
-    for c in tl.static_range(WIDTH // 128):
-        query = query + (tl.load(p_query + c * 128),)
+    for c in tl.static_range(WIDTH // PART):
+        query = query + (tl.load(p_query + c * PART),)
     i_place = tl.load(p_places + o_key)
     m_key = i_place >= 0
     o_part = (i_row * (WINDOW + ENTRIES) + i_split) * H + o_head
     if tl.max(i_place, axis=0) >= 0:
-        p_keys = p_cache + i_place.to(tl.int64)[:, None] * WIDTH + o_d[None, :]
-        keys = ()
-        for c in tl.static_range(WIDTH // 128):
-            keys = keys + (tl.load(p_keys + c * 128, mask=m_key[:, None], other=0.0),)
+        keys = _load_keys(p_cache, i_place, m_key, WIDTH, TAIL, RECORDS, TENSOR_CORES)
         b_z = tl.zeros([HEADS, KEYS], tl.float32)
-        for c in tl.static_range(WIDTH // 128):
+        for c in tl.static_range(WIDTH // PART):
             b_z = dot_bf16(query[c], tl.trans(keys[c]), b_z, TENSOR_CORES)
         b_z = tl.where(m_key[None, :], b_z * (scale * _LOG2_E), float("-inf"))
         b_top = tl.max(b_z, axis=1)
@@ -153,9 +173,9 @@ def _attend_kernel(
         tl.store(tops_ptr + o_part, b_top)
         tl.store(totals_ptr + o_part, tl.sum(b_raised, axis=1))
         p_mixed = mixed_ptr + o_part.to(tl.int64)[:, None] * WIDTH + o_d[None, :]
-        for c in tl.static_range(WIDTH // 128):
-            b_mixed = dot_float(b_raised, keys[c], tl.zeros([HEADS, 128], tl.float32), TENSOR_CORES)
-            tl.store(p_mixed + c * 128, b_mixed)
+        for c in tl.static_range(WIDTH // PART):
+            b_mixed = dot_float(b_raised, keys[c], tl.zeros([HEADS, PART], tl.float32), TENSOR_CORES)
+            tl.store(p_mixed + c * PART, b_mixed)
     else:
         tl.store(tops_ptr + o_part, tl.full([HEADS], _LOWEST, tl.float32))
         tl.store(totals_ptr + o_part, tl.zeros([HEADS], tl.float32))
@@ -288,8 +308,10 @@ def launch(
     require_tensor(query, "query", (rows, heads, width), torch.bfloat16)
     require_tensor(sink, "sink", (heads,), torch.float32, device)
     tail = require_angles(cos, sin, rows, width, device)
-    window_splits = _require_keys(window, "window", rows, width, cut, device)
-    entries_splits = 0 if entries is None else _require_keys(entries, "entries", rows, width, cut, device)
+    records = window.cache.dtype == torch.uint8
+    form = rows, width, tail, records
+    window_splits = _require_keys(window, "window", *form, cut, device)
+    entries_splits = 0 if entries is None else _require_keys(entries, "entries", *form, cut, device)
     splits = window_splits + entries_splits
     if partials is None:
         partials = Partials.empty(rows, splits, heads, width, device)
@@ -302,12 +324,17 @@ def launch(
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
     seen = window if entries is None else entries
-    _attend_kernel[(splits, heads // cut.heads, rows)](
+    _direct.call(
+        _attend_kernel, (splits, heads // cut.heads, rows),
         query, window.cache, window.places, seen.cache, seen.places, partials.mixed, partials.tops, partials.totals,
-        scale, **attend_constants(cut, window_splits, entries_splits, heads, width, dependent and is_ptx, by_cores),
+        scale,
+        **attend_constants(
+            cut, window_splits, entries_splits, heads, width, tail, records, dependent and is_ptx, by_cores
+        ),
         **({"num_warps": cut.warps[0], "launch_pdl": dependent} if is_ptx else {}),
     )  # fmt: skip
-    _combine_kernel[(heads, rows)](
+    _direct.call(
+        _combine_kernel, (heads, rows),
         partials.mixed, partials.tops, partials.totals, sink, cos, sin, out.codes, out.scales,
         **combine_constants(cut, splits, heads, width, tail, dependent and is_ptx),
         **({"num_warps": cut.warps[1], "launch_pdl": dependent} if is_ptx else {}),
@@ -321,6 +348,8 @@ def attend_constants(
     entries_splits: int,
     heads: int,
     width: int,
+    tail: int,
+    records: bool,
     dependent: bool = True,
     tensor_cores: bool = True,
 ) -> dict[str, int | bool]:
@@ -330,6 +359,9 @@ def attend_constants(
         "ENTRIES": entries_splits,
         "H": heads,
         "WIDTH": width,
+        "TAIL": tail,
+        "RECORDS": records,
+        "PART": KV_BLOCK if records else 128,
         "KEYS": cut.keys,
         "HEADS": cut.heads,
         "TENSOR_CORES": tensor_cores,
@@ -345,11 +377,13 @@ def combine_constants(
     return {"S": splits, "H": heads, "WIDTH": width, "TAIL": tail, "DEPENDENT": dependent, "EAGER": cut.eager}
 
 
-def _require_keys(keys: Keys, name: str, rows: int, width: int, cut: Tuning, device: torch.device) -> int:
+def _require_keys(
+    keys: Keys, name: str, rows: int, width: int, tail: int, records: bool, cut: Tuning, device: torch.device
+) -> int:
     """Refuse keys that the kernel would misread; return their splits."""
     require(keys.places.ndim == 2, f"{name}.places must be [T, N]", tuple(keys.places.shape))
     count = keys.places.shape[1]
     require(count > 0 and count % cut.keys == 0, f"{name}.places must have a multiple of {cut.keys} columns", count)
     require_tensor(keys.places, f"{name}.places", (rows, count), torch.int32, device)
-    require_tensor(keys.cache, f"{name}.cache", (keys.cache.shape[0], width), torch.bfloat16, device)
+    require_cache(keys.cache, f"{name}.cache", width, tail, records, device)
     return count // cut.keys

@@ -5,8 +5,8 @@ Grid       (T, blocks) in each round; a program looks at one block of one row, o
 Equality   no program sees two rows; the result is a set, in ascending order, and no sum of floats takes part in it
 
 Scores become integers that compare alike. A program keeps its block in registers and looks for a bound that few enough
-entries reach: from the largest down in steps that double, then by halves. In the last round k reach it; before that a
-block may keep some more, which saves most of the halving. What the blocks keep is the row of the next round.
+entries reach, four at a time (`_bounds`). In the last round k reach it; before that a block may keep some more, which
+saves most of the search. What the blocks keep is the row of the next round.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,13 +21,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels._launch import CHUNK_ROWS_MAX, ROWS_MAX, Limits, require, require_few, require_tensor, runs_ptx
+from dsv4nb_kernels import _direct, _sifted
+from dsv4nb_kernels._bounds import find, take
+from dsv4nb_kernels._launch import (
+    CHUNK_ROWS_MAX,
+    ROWS_MAX,
+    Limits,
+    cdiv,
+    power_of_two,
+    require,
+    require_few,
+    require_tensor,
+    runs_ptx,
+)
 from dsv4nb_kernels._order import NEVER, ordered
 from dsv4nb_kernels._turns import take_turn
 
 ABSENT = -1
 ENTRIES_MAX = 1 << 20  # C
-LIMITS = Limits(registers=112, shared_bytes=512)
+LIMITS = Limits(registers=112, stack_bytes=16, shared_bytes=512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +64,10 @@ class Tuning:
         """Return what is left of `count` entries, round by round."""
         found = []
         while count > self.last:
-            blocks, kept = triton.cdiv(count, self.block), self.spare * k
+            blocks, kept = cdiv(count, self.block), self.spare * k
             found.append(Round(count, blocks, self.block, kept, self.warps[self.block > 4096]))
             count = blocks * kept
-        block = int(triton.next_power_of_2(count))
+        block = power_of_two(count)
         return [*found, Round(count, 1, block, k, self.warps[block > 4096])]
 
     def __str__(self) -> str:
@@ -94,48 +106,30 @@ def tuning(rows: int) -> Tuning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """What the rounds but the last leave: keys and entries, each [T, blocks · kept] int32."""
+    """What launches leave for the next one.
 
-    rounds: tuple[tuple[Tensor, Tensor], ...]
+    Attributes:
+        rounds: what all but the last leave: keys and entries, each [T, blocks · kept] int32.
+        sifted: what the first of two leaves where there are peaks; None where there are none.
+    """
+
+    rounds: tuple[tuple[Tensor, Tensor], ...] = ()
+    sifted: _sifted.Room | None = None
 
     @classmethod
-    def empty(cls, rows: int, count: int, k: int, device: torch.device, cut: Tuning | None = None) -> Scratch:
+    def empty(
+        cls, rows: int, count: int, k: int, device: torch.device, cut: Tuning | _sifted.Cut | None = None
+    ) -> Scratch:
         """Return room for rows of `count` scores."""
 
         cut = cut or tuning(rows)
+        if isinstance(cut, _sifted.Cut):
+            return cls(sifted=_sifted.empty_room(rows, count, k, device, cut))
 
         def ints(each: Round) -> Tensor:
             return torch.empty(rows, each.blocks * each.kept, dtype=torch.int32, device=device)
 
         return cls(rounds=tuple((ints(each), ints(each)) for each in cut.rounds(count, k)[:-1]))
-
-
-@triton.jit
-def _reached(b_key, bound):
-    return tl.sum((b_key >= bound.to(tl.int32)).to(tl.int32), axis=0)
-
-
-@triton.jit
-def _bound(b_key, KEPT: tl.constexpr, K: tl.constexpr):
-    """A number that K to KEPT keys reach, else the K-th largest key, else a number below all; and how many reach it."""
-    FLOOR: tl.constexpr = NEVER + 1
-    top = tl.max(b_key, axis=0).to(tl.int64)
-    high = top + 1
-    low = high
-    count = tl.full((), 0, tl.int32)
-    step = tl.full((), 1 << 21, tl.int64)  # a quarter of an octave
-    while (count < K) & (low > FLOOR):
-        high = low
-        low = tl.maximum(top - step, FLOOR)
-        count = _reached(b_key, low)
-        step *= 2
-    while (count > KEPT) & (high - low > 1):
-        middle = (low + high) >> 1
-        reached = _reached(b_key, middle)
-        high = tl.where(reached < K, middle, high)
-        low = tl.where(reached < K, low, middle)
-        count = tl.where(reached < K, count, reached)
-    return low.to(tl.int32), count
 
 
 @triton.jit
@@ -169,15 +163,8 @@ def _top_entries_kernel(
         b_key = tl.load(keys_ptr + i_row * width + o_left, mask=o_left < width, other=NEVER)
         b_entry = tl.load(entries_ptr + i_row * width + o_left, mask=o_left < width, other=-1)
 
-    bound, count = _bound(b_key, KEPT, K)
-    b_taken = (b_key >= bound).to(tl.int32)
-    if count > KEPT:
-        # too many are equal to the K-th: the first of them
-        b_equal = (b_key == bound).to(tl.int32)
-        b_above = (b_key > bound).to(tl.int32)
-        m_first = (b_equal > 0) & (tl.cumsum(b_equal, axis=0) <= K - tl.sum(b_above, axis=0))
-        b_taken = b_above | m_first.to(tl.int32)
-        count = K
+    bound, found = find(b_key, KEPT, K)
+    b_taken, count = take(b_key, bound, found, KEPT, K)
     o_place = (i_row * tl.num_programs(1) + i_block) * KEPT + tl.cumsum(b_taken, axis=0) - 1
     o_rest = tl.arange(0, BLOCK_KEPT)
     m_rest = (o_rest >= count) & (o_rest < KEPT)
@@ -194,6 +181,7 @@ def top_entries(
     visible: Tensor,
     k: int,
     *,
+    peaks: Tensor | None = None,
     scratch: Scratch | None = None,
     out: Tensor | None = None,
     dependent: bool = False,
@@ -205,6 +193,8 @@ def top_entries(
             from `visible` on may hold anything.
         visible: [T] int32.
         k: from 1 to 512; a block must hold four times what it may keep.
+        peaks: [T, C / 8] float32, as `index_scores` leaves them: then there are two launches, however many entries
+            there are. Slower than rounds where it was measured, see kernels/README.md; no engine asks for it.
         scratch: room between the rounds, for graph capture; allocated when None.
         out: [T, min(k, C)] int32 destination, for graph capture; allocated when None.
         dependent: start before the kernel that writes `scores` has ended, and wait for it inside.
@@ -216,7 +206,7 @@ def top_entries(
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
     cut = tuning(scores.shape[0])
-    return launch(scores, visible, k, cut, scratch=scratch, out=out, dependent=dependent)
+    return launch(scores, visible, k, cut, peaks=peaks, scratch=scratch, out=out, dependent=dependent)
 
 
 def launch(
@@ -225,6 +215,8 @@ def launch(
     k: int,
     cut: Tuning,
     *,
+    peaks: Tensor | None = None,
+    sifting: _sifted.Cut = _sifted.CUT,
     scratch: Scratch | None = None,
     out: Tensor | None = None,
     dependent: bool = False,
@@ -241,6 +233,15 @@ def launch(
     most = cut.block // (4 * cut.spare)
     require(1 <= k <= most, f"k must be 1 to {most}", k)
     k = min(k, count)
+    if out is None:
+        out = torch.empty(rows, k, dtype=torch.int32, device=device)
+    require_tensor(out, "out", (rows, k), torch.int32, device)
+    if peaks is not None:
+        room = Scratch.empty(rows, count, k, device, sifting).sifted if scratch is None else scratch.sifted
+        require(room is not None, "scratch must have room for what peaks leave", None)
+        assert room is not None
+        _sifted.launch(scores, visible, peaks, k, room, out, sifting, dependent)
+        return out
     rounds = cut.rounds(count, k)
     if scratch is None:
         scratch = Scratch.empty(rows, count, k, device, cut)
@@ -248,13 +249,11 @@ def launch(
     for (keys, entries), each in zip(scratch.rounds, rounds, strict=False):
         require_tensor(keys, "scratch keys", (rows, each.blocks * each.kept), torch.int32, device)
         require_tensor(entries, "scratch entries", (rows, each.blocks * each.kept), torch.int32, device)
-    if out is None:
-        out = torch.empty(rows, k, dtype=torch.int32, device=device)
-    require_tensor(out, "out", (rows, k), torch.int32, device)
     is_ptx = runs_ptx(device)
     source = (out, out)
     for i, (each, target) in enumerate(zip(rounds, (*scratch.rounds, (out, out)), strict=True)):
-        _top_entries_kernel[(rows, each.blocks)](
+        _direct.call(
+            _top_entries_kernel, (rows, each.blocks),
             scores, visible, *source, *target, each.width,
             **constants(k, each, cut, i == 0, i == len(rounds) - 1, dependent and is_ptx),
             **({"num_warps": each.warps, "launch_pdl": dependent} if is_ptx else {}),
@@ -270,7 +269,7 @@ def constants(
     return {
         "K": k,
         "KEPT": each.kept,
-        "BLOCK_KEPT": int(triton.next_power_of_2(each.kept)),
+        "BLOCK_KEPT": power_of_two(each.kept),
         "BLOCK": each.block,
         "FIRST": is_first,
         "LAST": is_last,

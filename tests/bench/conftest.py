@@ -15,11 +15,12 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the CPU stand for whatever GPU is named."""
-    from dsv4nb.bench import devices, synthetic_decode
+    from dsv4nb.bench import devices, step_kernels, synthetic_decode
     from dsv4nb.testing.twin_kernels import twin_kernels
 
     cpu = (torch.device("cpu"),)
     monkeypatch.setattr(devices, "devices_of", lambda text, placement: cpu * (text.count(",") + 1))
-    monkeypatch.setattr(synthetic_decode, "PROFILED", 1)  # there are thousands of operations
+    for bench in (synthetic_decode, step_kernels):
+        monkeypatch.setattr(bench, "PROFILED", 1)  # there are thousands of operations
     with twin_kernels():
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -31,10 +33,16 @@ def test_a_cpu_has_neither_clock_nor_rate() -> None:
 def test_the_gpus_clock_leaves_out_what_the_host_takes() -> None:
     device = torch.device("cuda", 0)
     x = torch.zeros(1 << 28, device=device)
-    x.add_(1)
-    took = [gpu.device_ms(device, lambda: x.add_(1)) for _ in range(5)]
-    rate = gpu.copy_rate(device)
-    assert rate is not None
+
+    def add() -> None:
+        time.sleep(1e-3)  # twice as long as the GPU takes
+        x.add_(1)
+
+    took, rates = [], []
+    for _ in range(4):  # the best of either, in turn: others may use the GPU now and then
+        took += [gpu.device_ms(device, add) for _ in range(10)]
+        rates.append(gpu.copy_rate(device))
+    rate = max(rate for rate in rates if rate is not None)
     best = min(ms for ms in took if ms is not None)
     assert best == pytest.approx(2 * x.nbytes / rate / 1e9, rel=0.3)
 

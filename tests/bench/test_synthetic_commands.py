@@ -310,4 +310,6 @@ def test_the_whole_tells_each_line_as_it_comes(
     drafted = ["a block of drafts", "rounds, free routes, drafts included", "rounds, routes of a text, drafts included"]
     assert [name for name in drafted if name in names] == (drafted if shape == "tiny-0731" else [])
     assert {"plain at 40, each of the one before", "rows of 3, routes of a text", "prompt of 20"} <= set(names)
+    for chained in names[1], "rounds, free routes, drafts included":
+        assert (f"{chained}, none begun ahead" in names) == (chained in names)
     assert {"plain at 70, tokens given", "T(70) / T(40), one row"} <= set(names)

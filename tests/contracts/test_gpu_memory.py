@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,13 @@ def devices(request: pytest.FixtureRequest, folder: Path) -> tuple[int, ...]:
 
 @pytest.fixture
 def free_before(devices: tuple[int, ...]) -> Iterator[list[int]]:
+    gc.collect()
     torch.cuda.empty_cache()
     yield free(devices)
 
 
 def use(folder: Path, devices: tuple[int, ...]) -> None:
-    with dsv4nb.load(folder, devices=devices, max_seq=1024) as model:
+    with dsv4nb.load(folder, devices=devices, max_seq=1024, warmup=False) as model:
         assert model.generate("hi", max_new=4).ids
 
 
@@ -88,11 +91,11 @@ def require_back(devices: tuple[int, ...], before: list[int], within_s: float) -
 def test_j17_a_closed_model_frees_its_gpus_whoever_holds_it(
     folder: Path, devices: tuple[int, ...], free_before: list[int]
 ) -> None:
-    model = dsv4nb.load(folder, devices=devices, max_seq=1024)
+    model = dsv4nb.load(folder, devices=devices, max_seq=1024, warmup=False)
     chat = model.chat()
     held: dict[object, object] = {1: model, 2: chat, 3: chat.send("hi", max_new=4), "_": model.engine}
-    held[4] = model.submit("hello", max_new=4)
-    held[5] = model.engine.capture(model.engine.new_state())
+    held[4] = model._parts.server.do(lambda engine, prefixes: engine.capture(engine.new_state()))
+    held[5] = model.submit("hello", max_new=900)  # it runs when the model is closed
     with pytest.raises(ZeroDivisionError) as failed:
         held[6] = [model, 1 / 0]
     held[7] = failed  # with its traceback
@@ -121,7 +124,7 @@ def test_j19_an_interrupted_load_frees_what_it_took_and_the_next_one_works(
             raise error
 
     with pytest.raises(error) as interrupted:
-        dsv4nb.load(folder, devices=devices, max_seq=1024, progress=interrupt)
+        dsv4nb.load(folder, devices=devices, max_seq=1024, warmup=where == "warming", progress=interrupt)
     assert seen[-1] > HELD_HALF
     require_back(devices, free_before, CLOSED_S)
     use(folder, devices)
@@ -132,12 +135,23 @@ def test_j19_an_interrupted_load_frees_what_it_took_and_the_next_one_works(
 CHILD = """
 import sys, time
 import dsv4nb
-model = dsv4nb.load(sys.argv[1], devices=tuple(map(int, sys.argv[2].split(","))), max_seq=1024)
+devices = tuple(map(int, sys.argv[2].split(",")))
+model = dsv4nb.load(sys.argv[1], devices=devices, max_seq=1024, warmup=False, progress=False)
 model.generate("hi", max_new=4)
 ticket = model.submit("hello", max_new=900)
 print("ready", flush=True)
 time.sleep(600)
 """
+
+
+def children_of(pid: int) -> list[Path]:
+    """Return the folders of its processes in /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended by now
+            if f"PPid:\t{pid}\n" in status.read_text():
+                found.append(status.parent)
+    return found
 
 
 def test_j18_a_kernel_that_is_killed_leaves_no_process_and_no_memory(
@@ -153,11 +167,11 @@ def test_j18_a_kernel_that_is_killed_leaves_no_process_and_no_memory(
         try:
             assert child.stdout is not None and child.stdout.readline() == "ready\n"
             assert min(taken(devices, free_before)) > HELD
-            children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+            children = children_of(child.pid)
             child.send_signal(signal.SIGKILL)
             assert child.wait(KILLED_S) == -signal.SIGKILL
             require_back(devices, free_before, KILLED_S)
-            assert not [one for one in children if Path(f"/proc/{one}").exists()]
+            assert not [one for one in children if one.exists()]
         finally:
             child.kill()
 
@@ -166,7 +180,7 @@ def test_j18_a_kernel_that_is_killed_leaves_no_process_and_no_memory(
 def test_gpus_that_lost_each_other_end_one_reply_and_a_model_that_is_loaded_anew_works(
     folder: Path, devices: tuple[int, ...], free_before: list[int]
 ) -> None:
-    with dsv4nb.load(folder, devices=devices, max_seq=1024, name="first") as model:
+    with dsv4nb.load(folder, devices=devices, max_seq=1024, warmup=False, name="first") as model:
         wanted = model.generate("hi", temperature=0.0, max_new=4).ids
         engine: Any = model.engine
         forward = engine._forward
@@ -174,9 +188,11 @@ def test_gpus_that_lost_each_other_end_one_reply_and_a_model_that_is_loaded_anew
         with torch.inference_mode():
             forward._links[1].mine.error[0] = 1
             forward._links[0].mine.counts[:] += 1  # the other GPU went on
+        for device in devices:
+            torch.cuda.synchronize(device)
         with pytest.raises(EngineError, match="cuda:0 and cuda:1 lost each other"):
             model.generate("hello", temperature=0.0, max_new=4)
         assert model.generate("hi", temperature=0.0, max_new=4).ids == wanted
     require_back(devices, free_before, CLOSED_S)
-    with dsv4nb.load(folder, devices=devices, max_seq=1024) as again:
+    with dsv4nb.load(folder, devices=devices, max_seq=1024, warmup=False) as again:
         assert again.generate("hi", temperature=0.0, max_new=4).ids == wanted

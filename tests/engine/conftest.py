@@ -116,3 +116,9 @@ def indexed_by_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_index)
+
+
+@pytest.fixture
+def unpadded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a chunk have no more rows than tokens: an interpreter would take its time for each."""
+    monkeypatch.setattr("dsv4nb.engine.rank_chunk.padded_rows", lambda tokens: tokens)

@@ -32,7 +32,7 @@ def test_angles_and_visible_counts_are_those_of_a_step(config: ModelConfig, turn
     inputs, step = ChunkInputs(config, room, turns), StepInputs(config, rows, MAX_SEQ, turns)
     for pos in (0, 1, 63, 127, 300, 512):
         for given in (inputs.given, step.given):
-            given[0] = pos
+            given[0], given[1] = pos, rows
             given[TOKENS_AT : TOKENS_AT + rows] = torch.arange(rows)
         inputs.refresh(rows)
         step.refresh()
@@ -56,7 +56,7 @@ def test_a_ring_is_carried_there_and_back(count: int, held: int, pos: int) -> No
     own, wanted = torch.full((held, 2), nan), torch.full((held, 2), nan)
     for at in range(max(pos - held, 0), pos):
         own[at % held] = at
-    carry.refresh(torch.tensor([pos], dtype=torch.int32), rows)
+    carry.refresh(*torch.tensor([[pos], [rows]], dtype=torch.int32))
     ring = carry.ring("x", own).fill_(nan)
     carry.take(own, ring)
     for at in range(max(pos - count, 0), pos):

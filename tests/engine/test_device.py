@@ -12,10 +12,12 @@ import dsv4nb
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.contract import BF16_FULL, CLAMP_ONLY, FP32_PLAIN, REF_FP8_ROUND
 from dsv4nb.engine.cpu import CpuEngine
-from dsv4nb.engine.device import DeviceEngine, bf16_contract
+from dsv4nb.engine.device import DeviceEngine
+from dsv4nb.engine.device_asked import bf16_contract
 from dsv4nb.engine.gpus import placed, require_gpus
 from dsv4nb.engine.protocol import MAX_ROWS, Cancelled, Engine
 from dsv4nb.errors import EngineError, RequestError
+from dsv4nb.testing.dumped import drawn_like, dumped_values
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
 from dsv4nb.testing.twin_kernels import twin_kernels
 
@@ -50,23 +52,21 @@ def engine(small: Checkpoint) -> DeviceEngine:
     return DeviceEngine.from_checkpoint(small, device="cpu", max_seq=192)
 
 
+WIDTH, TAIL = 128, 64  # head_dim and qk_rope_head_dim
+
+
 def arrays_at(engine: DeviceEngine, pos: int, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Return what a sequence of `pos` positions might have left: normal values."""
     rng = np.random.default_rng(seed)
     state = engine.new_state()
     state.pos = pos
     arrays = engine.dump(engine.capture(state))
-    for name, rows in arrays.items():
-        values = torch.from_numpy(rng.standard_normal(rows.shape, np.float32))
-        if rows.dtype == np.uint16:
-            values = values.bfloat16().view(torch.uint16)
-        arrays[name] = values.numpy()
     engine.release(state)
-    return arrays
+    return {name: drawn_like(rows, rng, width=WIDTH, tail=TAIL) for name, rows in arrays.items()}
 
 
 def as_float32(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows
+    return dumped_values(rows, width=WIDTH, tail=TAIL)
 
 
 def test_is_an_engine(engine: DeviceEngine, small: Checkpoint) -> None:
@@ -187,7 +187,7 @@ def test_snapshots_hold_what_was_captured(engine: DeviceEngine, pos: int) -> Non
 def test_loading_refuses_arrays_that_mean_something_else(engine: DeviceEngine, small: Checkpoint) -> None:
     arrays = arrays_at(engine, 40)
     broken = [
-        ({**arrays, "0.window": arrays["0.window"][1:]}, r"0.window at position 40 is uint16 \[32, 128\]"),
+        ({**arrays, "0.window": arrays["0.window"][1:]}, r"0.window at position 40 is uint8 \[32, 208\]"),
         ({**arrays, "0.window": as_float32(arrays["0.window"])}, r"found float32 \[32, 128\]"),
         ({**arrays, "1.compressor.source": arrays["0.window"]}, r"1.compressor.source .* is float32"),
         ({name: rows for name, rows in arrays.items() if name != "1.indexer.entries"}, "without 1.indexer.entries"),
@@ -198,7 +198,24 @@ def test_loading_refuses_arrays_that_mean_something_else(engine: DeviceEngine, s
             engine.load(wrong, 40)
     cpu = CpuEngine.from_checkpoint(small, max_seq=192)
     assert engine.layout() != cpu.layout()
-    assert engine.layout().startswith("cache 1, bfloat16 as uint16, float32 source")
+    assert engine.layout().startswith("cache 1, bfloat16 as uint16, float32 source, e4m3 records of 208 bytes, tail 64")
+
+
+def test_rows_that_no_contract_rounds_stay_bfloat16(engine: DeviceEngine) -> None:
+    clamp = DeviceEngine(engine.ranks, engine.config, CLAMP_ONLY, max_seq=192)
+    arrays, plain = arrays_at(engine, 130), arrays_at(clamp, 130)
+    assert {name for name, rows in arrays.items() if rows.dtype != plain[name].dtype} == {
+        *(f"{layer}.window" for layer in range(3)),
+        *(f"{layer}.compressor.entries" for layer in (1, 2)),
+    }
+    assert "records" not in clamp.layout() and clamp.layout() != engine.layout()
+    for rows, other in ((plain, engine), (arrays, clamp)):
+        with pytest.raises(EngineError, match=r"0\.window at position 130 is uint"):
+            other.load(rows, 130)
+    state, before = clamp.restore(clamp.load(plain, 130)), clamp.layout()
+    with twin_kernels():
+        assert np.isfinite(clamp.forward_rows(state, TOKENS)).all() and before == clamp.layout()
+    assert state.caches.nbytes == sum(clamp.state_bytes(192).values()) > sum(engine.state_bytes(192).values())
 
 
 def test_memory_is_counted_and_comes_back(engine: DeviceEngine) -> None:

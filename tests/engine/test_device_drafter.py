@@ -23,12 +23,14 @@ from dsv4nb.config import SamplerConfig
 from dsv4nb.contract import BF16_FULL
 from dsv4nb.engine.cpu import CpuEngine
 from dsv4nb.engine.device import DeviceEngine
-from dsv4nb.engine.device_state import DeviceState
+from dsv4nb.engine.device_state import DeviceState, to_array
 from dsv4nb.engine.plain_choice import PlainChoice
 from dsv4nb.engine.protocol import ChooseDraft, Proposal, Row
 from dsv4nb.errors import DrafterFault, EngineError
 from dsv4nb.reference.loading import load_drafter, load_network
+from dsv4nb.testing.dumped import dumped_values
 from dsv4nb.testing.tiny_checkpoint import write_tiny_checkpoint
+from dsv4nb.testing.twin_chunks import kv_rows
 from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.rank_store import RankDraft
 
@@ -76,8 +78,11 @@ def standing(engine: DeviceEngine, ids: Sequence[int]) -> DeviceState:
     return state
 
 
-def as_float32(rows: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    return (rows.astype(np.uint32) << 16).view(np.float32)
+WIDTH, TAIL = 128, 64  # head_dim and qk_rope_head_dim
+
+
+def as_float32(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return dumped_values(rows, width=WIDTH, tail=TAIL)
 
 
 def same(one: Proposal, other: Proposal) -> bool:
@@ -138,7 +143,7 @@ def test_rows_and_drafts_are_those_of_the_reference_in_bfloat16(
             context = reference.context(taps)
         first = max(pos - window, 0)
         for ring, rows_of_stage in zip(caches.rings(), context, strict=True):
-            ours, theirs = ring[first:pos].float().cpu(), rows_of_stage[0, first:pos]
+            ours, theirs = kv_rows(ring[first:pos], WIDTH, TAIL).float().cpu(), rows_of_stage[0, first:pos]
             is_twin = ring.device.type == "cpu"
             assert float((ours == theirs).float().mean()) >= (1.0 if is_twin else 0.8)
             torch.testing.assert_close(ours, theirs, rtol=0.13, atol=0.05)  # one step of e4m3
@@ -229,7 +234,7 @@ def test_rows_that_nobody_wrote_are_never_read(engine: DeviceEngine, prompt: lis
         assert state.caches.draft is not None
         with torch.inference_mode():
             for buffer in state.caches.draft.buffers():
-                buffer.fill_(value)
+                buffer.view(torch.uint8).fill_(255 if value != value else 0)  # NaN in every format
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         engine.prefill(state, prompt[:21])
@@ -242,8 +247,7 @@ def test_a_block_may_stand_past_the_end(engine: DeviceEngine, prompt: list[int])
     state = standing(engine, prompt[:64])
     snapshot = engine.capture(state)
     arrays = {
-        part.name: np.zeros(part.shape, np.float32 if part.name.endswith(".source") else np.uint16)
-        for part, _ in state.caches.parts(MAX_SEQ)
+        part.name: np.zeros(part.shape, to_array(buffer[:0]).dtype) for part, buffer in state.caches.parts(MAX_SEQ)
     }
     full = engine.restore(engine.load(arrays, MAX_SEQ))
     assert len(engine.draft(full, 7, greedy).ids) == 5
@@ -264,7 +268,7 @@ def test_what_a_state_holds_and_says_of_itself(engine: DeviceEngine, prompt: lis
     before = engine.cache_bytes()[0].classes["drafter"].used
     snapshot = engine.capture(state)
     rows = sum(rows.nbytes for name, rows in engine.dump(snapshot).items() if name.startswith("mtp."))
-    assert rows == 3 * 64 * 128 * 2
+    assert rows == 3 * 64 * 208
     assert engine.cache_bytes()[0].classes["drafter"].used == before + rows
     with pytest.raises(EngineError, match="no drafter"):
         plain.draft(standing(plain, prompt[:5]), 7, greedy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -23,11 +23,12 @@ META = torch.device("meta")
 NEAR = 0.01  # of what the allocator gives
 
 
+@pytest.mark.parametrize("kv_fp8", [True, False])
 @pytest.mark.parametrize("positions", [100, 4096, 32_768, 1 << 20])
-def test_h08_state_bytes_are_those_of_the_buffers(positions: int) -> None:
+def test_h08_state_bytes_are_those_of_the_buffers(positions: int, kv_fp8: bool) -> None:
     config = Asked(shape="flash-0731").config()
-    told = device_state_bytes(config, positions, has_drafter=True)
-    share = Share(device=META, layers=range(config.num_hidden_layers), has_drafter=True)
+    told = device_state_bytes(config, positions, kv_fp8=kv_fp8, has_drafter=True)
+    share = Share(device=META, layers=range(config.num_hidden_layers), kv_fp8=kv_fp8, has_drafter=True)
     caches = Caches(config, positions, [share])
     found = dict.fromkeys(told, 0)
     for layer in caches.layers:
@@ -42,11 +43,20 @@ def test_h08_state_bytes_are_those_of_the_buffers(positions: int) -> None:
     assert caches.nbytes == sum(told.values())
 
 
-def test_h08_a_position_of_flash_takes_6880_bytes() -> None:
+@pytest.mark.parametrize(
+    ("kv_fp8", "each"),
+    [
+        (False, 6880),  # bfloat16: 21 layers / 4 and 20 / 128 of 1,024 bytes, 21 index keys / 4 of 256
+        (True, 4544.5),  # the same with records of 592 bytes
+    ],
+)
+def test_h08_a_position_of_flash_takes_so_many_bytes(kv_fp8: bool, each: float) -> None:
     config = Asked(shape="flash").config()
-    taken = [sum(device_state_bytes(config, positions).values()) for positions in (16_384, 131_072, 1 << 20)]
-    assert taken[1] - taken[0] == 6880 * (131_072 - 16_384)
-    assert taken[2] - taken[1] == 6880 * ((1 << 20) - 131_072)
+    taken = [
+        sum(device_state_bytes(config, positions, kv_fp8=kv_fp8).values()) for positions in (16_384, 131_072, 1 << 20)
+    ]
+    assert taken[1] - taken[0] == each * (131_072 - 16_384)
+    assert taken[2] - taken[1] == each * ((1 << 20) - 131_072)
 
 
 @pytest.fixture(
@@ -174,14 +184,29 @@ def test_h07_weights_take_what_they_say(toy: Checkpoint) -> None:
     assert after - before == pytest.approx(ranks[0].resident_bytes, rel=NEAR)
 
 
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Lets a GPU have so many bytes more than this process holds: others may use it beside."""
+    _, total = torch.cuda.mem_get_info(0)
+
+    def leave(nbytes: int) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        limit = torch.cuda.memory_reserved(0) + nbytes
+        torch.cuda.set_per_process_memory_fraction(limit / total, 0)
+        monkeypatch.setattr(
+            torch.cuda, "mem_get_info", lambda device=None: (limit - torch.cuda.memory_reserved(0), limit)
+        )
+
+    yield leave
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+
 @pytest.mark.gpu
-def test_the_largest_session_of_a_gpu_is_what_it_can_take(toy: Checkpoint) -> None:
+def test_the_largest_session_of_a_gpu_is_what_it_can_take(toy: Checkpoint, small_gpu: Callable[[int], None]) -> None:
     engine = DeviceEngine.from_checkpoint(toy, device="cuda", drafter=False, max_seq=1 << 20)
     assert engine.largest_session() == engine.max_seq
-    held = []
-    free, _ = torch.cuda.mem_get_info()
-    most = sum(engine.state_bytes(1 << 20).values())
-    held.append(torch.empty(free - most // 2, dtype=torch.uint8, device="cuda"))
+    small_gpu(sum(engine.state_bytes(1 << 20).values()) // 2)
     largest = engine.largest_session()
     assert 0 < largest < 1 << 20
     state = engine.new_state()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4nb.engine.prefill import chunk_plan
+from dsv4nb.engine.prefill import FAST_ROWS, FAST_ROWS_MAX, FEW_ROWS, chunk_plan, padded_rows
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,11 @@ def test_a_plan_covers_every_row_once() -> None:
             plan = chunk_plan(pos, count, chunk=16)
             assert [row for first, last in plan for row in range(first, last)] == list(range(count))
             assert all(0 < last - first <= 16 for first, last in plan)
+
+
+def test_chunks_are_padded_to_few_lengths() -> None:
+    lengths = [padded_rows(tokens) for tokens in range(1, FAST_ROWS_MAX + 1)]
+    assert all(0 <= rows - tokens < (64 if tokens <= FEW_ROWS else 256) for tokens, rows in enumerate(lengths, 1))
+    assert lengths == sorted(lengths)
+    assert sorted(set(lengths)) == [*range(64, FEW_ROWS, 64), *range(FEW_ROWS, FAST_ROWS_MAX + 1, 256)]
+    assert padded_rows(FAST_ROWS) == FAST_ROWS

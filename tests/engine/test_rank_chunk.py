@@ -6,7 +6,7 @@ Once with the kernels' twins, which any machine runs, and once on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,28 @@ import torch
 import dsv4nb
 from dsv4nb.checkpoint.opening import Checkpoint, open_checkpoint
 from dsv4nb.engine import chunk_layer, device
+from dsv4nb.engine.cache import ENTRY_BLOCK
+from dsv4nb.engine.chunk_layer import scored_keys, unpacked_entries
 from dsv4nb.engine.device import DeviceEngine
 from dsv4nb.engine.prefill import FEWEST_ROWS, fast_plan, is_fast
 from dsv4nb.engine.protocol import Cancelled
 from dsv4nb.errors import EngineError
+from dsv4nb.testing.dumped import drawn_like, dumped_values
 from dsv4nb.testing.tiny_checkpoint import CHUNKED, write_tiny_checkpoint
 from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.kernel_shapes import chunk_fault, kernel_shapes
+from dsv4nb_kernels import route
 
-MAX_SEQ, CHUNK = 320, 64
+MAX_SEQ, CHUNK, LAYERS = 320, 64, 3
 pytestmark = pytest.mark.twins
 
 # logits of either way lie this far apart at most, of the largest: one flipped rounding in a network of random numbers
 # moves everything behind it. Measured 0.042 with the twins; a wrong slot, angle or place moves them by their own size
 GAP = 0.1
 MARGIN = 0.1  # two best logits further apart than this share of the largest come in the same order
+# of a row that took another expert, because two of its router's numbers are as good as equal: measured 0.2, in one of
+# 150 rows; all others were within 0.07
+OTHER_GAP = 0.3
 CACHED_GAP = 0.1  # of the mean magnitude of a cached buffer, on average over its values: measured 0.03
 
 
@@ -64,11 +71,32 @@ def prompt() -> list[int]:
 
 
 def values(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows
+    return dumped_values(rows, width=128, tail=64)
 
 
 def is_close(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
     return bool(np.abs(found - wanted).max() <= GAP * np.abs(wanted).max())
+
+
+@contextmanager
+def noted_experts() -> Iterator[list[torch.Tensor]]:
+    """Yield a list that gets the experts [T, K] of every layer that is launched inside."""
+    chosen: list[torch.Tensor] = []
+    launch = route.route
+
+    def noting(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        found = launch(*args, **options)
+        chosen.append(found[0].clone())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(route, "route", noting)
+        yield chosen
+
+
+def experts_of(chosen: list[torch.Tensor], row: int = -1) -> list[list[int]]:
+    """Return those of a row of the last piece on each layer."""
+    return [sorted(experts[row].tolist()) for experts in chosen[-LAYERS:]]
 
 
 def test_a_plan_of_chunks_covers_a_prompt_and_ends_in_rows() -> None:
@@ -79,18 +107,37 @@ def test_a_plan_of_chunks_covers_a_prompt_and_ends_in_rows() -> None:
     assert [is_fast(last - first) for first, last in fast_plan(64 + FEWEST_ROWS, 64)] == [True, True]
 
 
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_chunks_of_one_shape_unpack_the_same_entries_and_all_that_they_see(small: Checkpoint, ratio: int) -> None:
+    counts: dict[int, set[int]] = {}
+    for end in (*range(1, 4000), *range(16_000, 200_000, 61), 16_383, 16_384, 16_387, 32_767, 1 << 20):
+        count = unpacked_entries(small.config, end, ratio)
+        assert count >= end // ratio and count % ENTRY_BLOCK == 0
+        counts.setdefault(scored_keys(small.config, end), set()).add(count)
+    assert len(counts) > 10 and all(len(each) == 1 for each in counts.values())
+
+
 # 290 positions have more entries than a row may pick
 @pytest.mark.parametrize("length", [40, 290])
 def test_a_prompt_in_chunks_is_that_of_rows(
-    exact: DeviceEngine, fast: DeviceEngine, prompt: list[int], length: int
+    exact: DeviceEngine, fast: DeviceEngine, small: Checkpoint, prompt: list[int], length: int
 ) -> None:
     assert (exact.prefill_form, fast.prefill_form, fast.prefill_fault) == ("exact", "fast", "")
+    options = {"max_seq": MAX_SEQ, "chunk_rows": CHUNK, "graphs": False}  # so that experts can be noted
+    fast, exact = (
+        DeviceEngine(exact.ranks, small.config, small.contract, prefill=form, **options) for form in ("fast", "exact")
+    )
     ours, theirs = fast.new_state(), exact.new_state()
-    found, wanted = fast.prefill(ours, prompt[:length]), exact.prefill(theirs, prompt[:length])
+    with noted_experts() as chosen:
+        found = fast.prefill(ours, prompt[:length])
+    with noted_experts() as wanted_chosen:
+        wanted = exact.prefill(theirs, prompt[:length])
     assert (found.pos, found.computed) == (wanted.pos, wanted.computed) == (length, length)
     gap, size = np.abs(found.logits - wanted.logits).max(), np.abs(wanted.logits).max()
     print(f"gap {gap:.5f} of {size:.4f}")
-    assert 0 < gap < GAP * size  # a chunk adds in another order: no bits that are the same by chance
+    first, last = fast_plan(length, CHUNK)[-1]
+    agree = [experts_of(chosen, last - first - 1) == experts_of(wanted_chosen)]  # rows that fill a chunk follow it
+    assert 0 < gap < (GAP if agree[-1] else OTHER_GAP) * size  # another order of sums: no bits are the same by chance
     cached = exact.dump(exact.capture(theirs))
     for name, rows in fast.dump(fast.capture(ours)).items():
         assert rows.shape == cached[name].shape
@@ -103,15 +150,22 @@ def test_a_prompt_in_chunks_is_that_of_rows(
     clear, row, other = 0, found.logits, wanted.logits
     for _ in range(6):
         best = np.sort(other)[-2:]
-        if best[1] - best[0] > MARGIN * np.abs(other).max():
+        if best[1] - best[0] > (MARGIN if agree[-1] else 2 * OTHER_GAP) * np.abs(other).max():
             clear += 1
             assert row.argmax() == other.argmax()
         token = [int(other.argmax())]
-        row, other = fast.forward_rows(ours, token)[0], exact.forward_rows(theirs, token)[0]
-        assert is_close(row, other)
+        with noted_experts() as chosen:
+            row = fast.forward_rows(ours, token)[0]
+        with noted_experts() as wanted_chosen:
+            other = exact.forward_rows(theirs, token)[0]
+        agree.append(experts_of(chosen) == experts_of(wanted_chosen))
+        gap = np.abs(row - other).max() / np.abs(other).max()
+        print(f"gap {gap:.3f}{'' if agree[-1] else ', another expert'}")
+        assert gap <= (GAP if agree[-1] else OTHER_GAP)
         fast.commit(ours, 1)
         exact.commit(theirs, 1)
     print(f"{clear} of 6 rows are clear")
+    assert agree.count(False) <= 1
     for engine, state in ((fast, ours), (exact, theirs)):
         engine.release(state)
 
@@ -166,7 +220,7 @@ def test_rows_that_nobody_wrote_are_never_read(fast: DeviceEngine, prompt: list[
         with torch.inference_mode():
             for layer in state.caches.layers:
                 for buffer in layer.buffers():
-                    buffer.fill_(value)
+                    buffer.view(torch.uint8).fill_(255 if value != value else 0)  # NaN in every format
             assert fast._chunks is not None
             for held in fast._chunks._room._held.values():
                 held.fill_(255 if value != value else 0)  # NaN in every format of floats
@@ -199,7 +253,7 @@ def test_scores_in_bands_choose_the_same_entries(
     found = [
         engine.prefill(state, prompt[256:312]).logits for engine, state in zip((fast, banded), states, strict=True)
     ]
-    assert bands == [56, 16, 16, 16, 8]
+    assert bands == [64, 16, 16, 16, 16]  # 56 tokens are a chunk of 64 rows
     assert np.array_equal(*found)
     assert states[0].digest() == states[1].digest()
 
@@ -297,14 +351,11 @@ def arrays_at(engine: DeviceEngine, pos: int) -> dict[str, npt.NDArray[Any]]:
     state.pos = pos
     arrays = engine.dump(engine.capture(state))
     engine.release(state)
-    for name, rows in arrays.items():
-        drawn = torch.from_numpy(rng.standard_normal(rows.shape, np.float32))
-        arrays[name] = (drawn.bfloat16().view(torch.uint16) if rows.dtype == np.uint16 else drawn).numpy()
-    return arrays
+    return {name: drawn_like(rows, rng, width=128, tail=64) for name, rows in arrays.items()}
 
 
 @pytest.mark.kernels
-@pytest.mark.usefixtures("indexed_by_scalars")
+@pytest.mark.usefixtures("indexed_by_scalars", "unpadded")
 def test_a_chunk_through_all_kernels_is_that_of_their_twins(tmp_path: Path, prompt: list[int]) -> None:
     """Nine rows are a chunk to the kernels; these end windows, and pick among 66 entries."""
     folder = write_tiny_checkpoint(tmp_path, **CHUNKED | {"compress_ratios": [4], "num_hidden_layers": 1})
@@ -329,6 +380,24 @@ def test_a_chunk_through_all_kernels_is_that_of_their_twins(tmp_path: Path, prom
         assert np.abs(ours - theirs).mean() <= CACHED_GAP * np.abs(theirs).mean(), name
 
 
+def test_a_prompt_again_and_again_is_the_same_bits(
+    exact: DeviceEngine, fast: DeviceEngine, small: Checkpoint, prompt: list[int]
+) -> None:
+    """It is launched, captured, replayed, for other tokens and of another length that is padded to the same."""
+    plain = DeviceEngine(
+        exact.ranks, small.config, small.contract, max_seq=MAX_SEQ, chunk_rows=CHUNK, graphs=False
+    )  # fmt: skip
+    for turn, length in enumerate((150, 150, 150, 150, 167, 180, 150)):
+        tokens = prompt[turn : turn + length]
+        found = []
+        for engine in (fast, plain):
+            state = engine.new_state()
+            found.append((engine.prefill(state, tokens).logits.tobytes(), state.digest()))
+            engine.release(state)
+        assert found[0] == found[1], turn
+    plain.close()
+
+
 @pytest.mark.parametrize("exact", [pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True)
 def test_a_chunk_can_be_captured(fast: DeviceEngine, prompt: list[int]) -> None:
     """Nothing in it waits, allocates or looks at a value."""
@@ -339,11 +408,12 @@ def test_a_chunk_can_be_captured(fast: DeviceEngine, prompt: list[int]) -> None:
     assert chunks is not None
     with fast._running():
         logits = chunks.run(states[0].caches, prompt[256:310], 256, has_head=True)
-        before = chunks.nbytes, torch.cuda.memory_allocated()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-            for _ in chunks.launches(states[1].caches, 54, 256, 1, has_head=True):
-                pass
+        graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+        for graph in graphs:  # with the first one torch takes 1 KiB for its own random numbers, as long as one lives
+            before = chunks.nbytes, torch.cuda.memory_allocated()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                for _ in chunks.launches(states[1].caches, 54, 256, has_head=True):
+                    pass
         graph.replay()
         torch.cuda.synchronize()
         assert (chunks.nbytes, torch.cuda.memory_allocated()) == before

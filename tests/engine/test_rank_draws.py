@@ -182,9 +182,7 @@ def test_rows_without_numbers_are_left_to_the_host_which_refuses_them(engine: De
         draws = RankDraws(64, forward.device, Room(forward.device), Graphs(forward.device, is_on=False))
         found = {}
         for config in (GREEDY, SamplerConfig(temperature=0.1)):
-            draws.launch(logits, inputs, config)
-            forward.wait()
-            found[config] = draws.read(logits)
+            found[config] = draws.launch(logits, inputs, config).land()
     for config, one in found.items():
         assert one.ids[:4] == (-1, -1, -1, 8) and one.ids[4] == choose(one.rows[4], config, 5)
         assert [one.token(row) for row in range(4)] == [None, None, None, 8]

@@ -111,7 +111,7 @@ def test_rows_are_run_with_the_drafts_where_nothing_has_to_be_known_of_them() ->
         result = played(line, judge, spec, left)
         assert (line.together, line.chooses, line.configs) == ([(rows, GREEDY, config)], [], [])
         assert (result.tokens, result.plan.t_batch) == ((0, 1, 2, 3)[:n], n)
-        assert result.draft_ms == pytest.approx(2.0)
+        assert result.draft_ms == pytest.approx(2.0) and result.verify_ms >= 0  # it took less than that
 
 
 @pytest.mark.parametrize(

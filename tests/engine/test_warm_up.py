@@ -5,9 +5,13 @@ With the kernels' twins, where the CPU stands for one GPU or two, and on GPUs.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +36,7 @@ from dsv4nb.weights.progress import LoadStep
 
 twins = pytest.mark.twins
 
+SCRIPT = Path(__file__).with_name("forms.py")
 MAX_SEQ = 384
 CHUNK = 64
 ASKED = "What is the capital of France?"
@@ -48,6 +53,12 @@ ON_GPUS = [
     pytest.param("pair of gpus", marks=pytest.mark.gpu2),
     pytest.param("pipeline of gpus", marks=pytest.mark.gpu2),
 ]
+
+
+@pytest.fixture(autouse=True)
+def asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs tests may have left it out everywhere."""
+    monkeypatch.delenv("DSV4NB_SKIP_WARMUP", raising=False)
 
 
 @pytest.fixture(scope="module", params=[*(pytest.param(name, marks=twins) for name in ("one", "pair")), *ON_GPUS])
@@ -119,7 +130,8 @@ def test_h04_forwards_of_every_width_and_chunks_are_run(unused: DeviceEngine, mo
     monkeypatch.setattr(RankChunk, "run", noted_run)
     warm_up.warm_up(unused)
     assert rows == {(width, has_head) for width in range(1, MAX_ROWS + 1) for has_head in (True, False)}
-    assert chunks == [64, FEWEST_ROWS + 1, FEWEST_ROWS + 8, CHUNK]
+    others = [FEWEST_ROWS + 1, FEWEST_ROWS + 8]
+    assert chunks == [64, 64, *others, 64, *others, CHUNK]  # each shape for its graph, then one behind the other
 
 
 def test_h03_it_is_stopped_between_two_forwards_and_holds_nothing(unused: DeviceEngine) -> None:
@@ -136,6 +148,24 @@ def test_h03_it_is_stopped_between_two_forwards_and_holds_nothing(unused: Device
         assert unused.blocks_in_use == 0 and sum(unused._shelf.made.values()) == 1
     state = unused.new_state()
     unused.prefill(state, [1, 2, 3])
+
+
+@twins
+@pytest.mark.parametrize(
+    "place", [(1, "tensor"), (2, "tensor"), (2, "pipeline")], ids=lambda place: "-".join(map(str, place))
+)
+def test_h04_a24_what_requests_launch_was_launched_before(place: tuple[int, str]) -> None:
+    """In the forms that a GPU's kernels have, which none runs."""
+    root = Path(dsv4nb.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--ranks", str(place[0]), "--placement", place[1]],
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        | {"PYTHONPATH": f"{root}:{root / 'kernels'}", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("\n0 new\n")
 
 
 @twins

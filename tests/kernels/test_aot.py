@@ -21,6 +21,7 @@ pytestmark = pytest.mark.kernels
 # kernels without inline PTX, whose programs look at one row: they are the same for every number of rows
 PLAIN = (
     ("attend", "32x640"),
+    ("attend", "32x640, bfloat16"),
     ("attend", "64x640"),
     ("combine", "32x640"),
     ("combine", "32x1152"),
@@ -40,11 +41,20 @@ PLAIN = (
     ("route", "table"),
     ("index_scores", "64x128"),
     ("index_scores", "64x128, alone"),
+    ("index_scores", "64x128, few"),
+    ("index_scores", "64x128, peaks"),
+    ("index_scores", "64x128, alone, peaks"),
+    ("index_scores", "64x128, few, peaks"),
     ("index_scores", "chunk"),
     ("top_entries", "16384"),
     ("top_entries", "65536"),
+    ("sift", "16384"),
+    ("sift", "65536"),
+    ("settle", "16384"),
+    ("settle", "262144"),
     ("norm_rope", "rows"),
     ("norm_rope", "heads"),
+    ("unpack_records", "any"),
     ("index_rows", "64x128"),
     ("index_rows", "chunk"),
     ("compress source", "4"),
@@ -52,6 +62,8 @@ PLAIN = (
     ("compress pool", "4"),
     ("compress pool", "128"),
     ("compress pool", "index"),
+    ("compress both", "source"),
+    ("compress both", "pool"),
     ("chunk_attention", "plain, window"),
     ("chunk_attention", "plain, 4"),
     ("chunk_attention", "plain, 128"),
@@ -115,9 +127,11 @@ def variants() -> list[tuple[str, str, int, int]]:
             for op in ("expert_up", "expert_up older", "expert_down", "expert_down early"):
                 most = 2 if op == "expert_down early" else 8
                 found += [(op, f"{hidden}x{inner}", c, capability) for c in columns if c <= most]
+    for capability, columns in CAPABILITIES.items():
+        found += [("fp8_rows older", "16384x1024", c, capability) for c in columns]
     found += [("round_rows", "4 splits", 8, capability) for capability in CAPABILITIES]
     # the form, or the cut, of a kernel for Hopper alone
-    hopper = {(op, shape) for op, shape in PLAIN if shape.startswith("lanes") or shape == "64x128, alone"}
+    hopper = {(op, shape) for op, shape in PLAIN if shape.startswith(("lanes", "64x128, alone", "64x128, few"))}
     plain = [(op, shape, c) for op, shape in PLAIN for c in CAPABILITIES if c == 90 or (op, shape) not in hopper]
     return found + [(op, shape, 8, capability) for op, shape, capability in plain]
 
@@ -143,9 +157,9 @@ def compile_variant(op: str, shape: str, columns: int, capability: int) -> dict[
     n, k = map(int, shape.split("x"))
     if op.startswith("expert"):
         return {**found, **compile_experts(op, n, k, columns, capability)}
-    if op == "fp8_rows":
+    if op.startswith("fp8_rows"):
         cut, kernel = fp8_rows.tuning(n, k).at(columns), fp8_rows._fp8_rows_kernel
-        constants = fp8_rows.constants(n, k, cut, columns)
+        constants = fp8_rows.constants(n, k, cut, columns, older=op.endswith("older"))
         pointers = {"words_ptr": "*i32", "w_scales_ptr": "*fp32", "x_ptr": "*fp16", "x_scales_ptr": "*fp32"}
     else:
         cut, kernel = bf16_rows.tuning(n, k), bf16_rows._bf16_rows_kernel
@@ -155,7 +169,7 @@ def compile_variant(op: str, shape: str, columns: int, capability: int) -> dict[
     used = resources(kernel, signature, constants, compiler_options(cut, dependent=True), capability)
     limits = {
         "cap": cut.registers or 255,
-        "spills": fp8_rows.SPILLED_BYTES_MAX if op == "fp8_rows" else bf16_rows.SPILLED_BYTES_MAX,
+        "spills": fp8_rows.SPILLED_BYTES_MAX if op.startswith("fp8_rows") else bf16_rows.SPILLED_BYTES_MAX,
         "own_shared": 0 if cut.warps == 1 else cut.tiles * cut.warps * 32 * 4 * (2 if columns == 1 else 4),
     }
     return {**found, **limits, "uses_lanes": True, **asdict(used)}
@@ -212,8 +226,11 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     """Of each launch the kernel, the types of its run-time arguments, its constants, the options and the limits."""
     from dsv4nb_kernels import (
         _chunk_attention_lanes,
+        _compress_both,
         _fp4_arrange,
+        _kv_records,
         _round_chunk,
+        _sifted,
         bf16_chunk,
         chunk_attention,
         compress,
@@ -232,14 +249,16 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     if op in ("fp8_chunk", "plan_chunk", "expert_up_chunk", "expert_down_chunk"):
         return [chunk_product(op, shape)]
     if op in ("attend", "combine"):
-        heads, places = map(int, shape.split("x"))
+        size, *form = shape.split(", ")
+        heads, places = map(int, size.split("x"))
         cut = sparse_attention.TUNING
         splits = 128 // cut.keys, (places - 128) // cut.keys
-        limits = sparse_attention.LIMITS[op]
+        limits = sparse_attention.LIMITS["combine" if op == "combine" else "rows" if form else "records"]
         left = types("mixed tops totals", "fp32 fp32 fp32")
         if op == "attend":
-            given = types("query window window_places entries entries_places", "bf16 bf16 i32 bf16 i32") | left
-            constants = sparse_attention.attend_constants(cut, *splits, heads, 512)
+            kind = "bf16" if form else "u8"
+            given = types("query window window_places entries entries_places", f"bf16 {kind} i32 {kind} i32") | left
+            constants = sparse_attention.attend_constants(cut, *splits, heads, 512, 64, not form)
             kernel: Any = sparse_attention._attend_kernel
             return [(kernel, given | {"scale": "fp32"}, constants, {"num_warps": cut.warps[0]}, limits)]
         given = left | types("sink cos sin codes scales", "fp32 fp32 fp32 fp16 fp32")
@@ -277,11 +296,14 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
         constants = route.constants(256, 6, 8, shape == "table")
         return [(route._route_kernel, given, constants, {"num_warps": route.WARPS}, route.LIMITS)]
     if op == "index_scores":
-        cuts = {"chunk": index_scores.CHUNK_TUNING, "64x128, alone": index_scores.ALONE}
-        scores = cuts.get(shape, index_scores.TUNING)
-        given = types("query keys weights visible scores", "bf16 bf16 fp32 i32 fp32") | {"T": "i32", "C": "i32"}
+        cuts = {"chunk": index_scores.CHUNK_TUNING, "64x128": index_scores.TUNING}
+        cuts |= {"64x128, alone": index_scores.ALONE, "64x128, few": index_scores.FEW}
+        scores = cuts[shape.removesuffix(", peaks")]
+        given = types("query keys weights visible scores peaks", "bf16 bf16 fp32 i32 fp32 fp32")
+        given |= {"T": "i32", "C": "i32"}
         options = {"num_warps": scores.warps}
-        constants = index_scores.constants(64, 128, 8, scores)
+        together = _sifted.GROUP if shape.endswith(", peaks") else 0
+        constants = index_scores.constants(64, 128, 8, scores, together=together)
         limits = index_scores.LIMITS["chunk" if shape == "chunk" else "step"]
         return [(index_scores._index_scores_kernel, given, constants, options, limits)]
     if op == "top_entries":
@@ -294,12 +316,33 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
             for each in rounds
         ]
         return [(kernel, given, constants, options, top_entries.LIMITS) for constants, options in launches]
+    if op == "compress both":
+        limits = _compress_both.LIMITS[shape]
+        if shape == "source":
+            given = types("product position offset ring keys_offset keys_ring", "fp32 i32 fp32 fp32 fp32 fp32")
+            constants = _compress_both.source_constants(4, 2624, (16, 2048), (16, 512), 4)
+            options = {"num_warps": compress.SOURCE_WARPS}
+            return [(_compress_both._sources_kernel, given | {"T": "i32"}, constants, options, limits)]
+        given = types("position ring norm entries keys_ring", "i32 fp32 fp32 u8 fp32")
+        given |= types("keys_norm keys cos sin", "fp32 bf16 fp32 fp32") | {"eps": "fp32"}
+        pools = compress.Pool(4, 2, 16, 512, 64), compress.Pool(4, 2, 16, 128, 64)
+        constants = _compress_both.both_constants(*pools, "kv", "index")
+        return [(_compress_both._pools_kernel, given, constants, {"num_warps": compress.pool_warps(4, 2)}, limits)]
+    if op in ("sift", "settle"):
+        given = types("keys entries counts", "i32 i32 i32")
+        options, limits = {"num_warps": _sifted.CUT.warps}, _sifted.LIMITS[op]
+        if op == "sift":
+            given = types("scores visible peaks", "fp32 i32 fp32") | given | {"C": "i32"}
+            return [(_sifted._sift_kernel, given, _sifted.sift_constants(int(shape), 512), options, limits)]
+        given |= {"out_ptr": "*i32", "blocks": "i32"}
+        return [(_sifted._settle_kernel, given, _sifted.settle_constants(int(shape), 512), options, limits)]
     if op.startswith("compress"):
         part = op.split()[1]
         ratio, halves, splits = (128, 1, 8) if shape == "128" else (4, 2, 4)
         line = 2 * halves * 512
         source = types("product offset position ring", "fp32 fp32 i32 fp32") | {"T": "i32"}
-        pool = types("position ring norm cos sin entries", "i32 fp32 fp32 fp32 fp32 bf16") | {"eps": "fp32"}
+        kind = "bf16" if shape == "index" else "u8"
+        pool = types("position ring norm cos sin entries", f"i32 fp32 fp32 fp32 fp32 {kind}") | {"eps": "fp32"}
         if part == "source":
             constants = compress.source_constants(ratio, 256, line, 512, splits)
             options = {"num_warps": compress.SOURCE_WARPS}
@@ -308,6 +351,11 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
         constants = compress.pool_constants(ratio, halves, 256, width, 64, rounding)
         options = {"num_warps": compress.pool_warps(ratio, halves)}
         return [(compress._pool_kernel, pool, constants, options, compress.LIMITS[part])]
+    if op == "unpack_records":
+        given = types("first second first_out second_out", "u8 u8 bf16 bf16")
+        given |= dict.fromkeys(("first_rows", "second_rows", "first_programs"), "i32")
+        constants, options = _kv_records.unpack_constants(512, 64), {"num_warps": _kv_records.WARPS}
+        return [(_kv_records._unpack_kernel, given, constants, options, _kv_records.LIMITS)]
     if op == "arrange_fp4":
         given = types("codes scales words", "i32 i32 i32") | {"K": "i32"}
         return [(_fp4_arrange._arrange_fp4_kernel, given, {}, {"num_warps": _fp4_arrange.WARPS}, _fp4_arrange.LIMITS)]
@@ -345,7 +393,7 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     options = {"num_warps": norm_rope_write.WARPS[part]}
     if part == "rows":
         given = types("product latent_norm kv_norm cos sin slots", "fp32 fp32 fp32 fp32 fp32 i32")
-        given |= types("codes scales ring", "fp16 fp32 bf16") | {"eps": "fp32"}
+        given |= types("codes scales ring", "fp16 fp32 u8") | {"eps": "fp32"}
         constants = norm_rope_write.rows_constants(1024, 512, 64, 8, True, True, shape == "chunk")
         return [(norm_rope_write._norm_rope_rows_kernel, given, constants, options, limits)]
     given = types("product cos sin out", "fp32 fp32 fp32 bf16") | {"eps": "fp32"}
@@ -443,8 +491,9 @@ def chunk_product(op: str, shape: str) -> tuple[Any, dict[str, str], dict[str, i
     shape_of = expert_down_chunk.constants(4096, 1024, 6)
     given = tiles | types("inner parts", "fp16 fp32")
     if lanes:
-        given |= types("words peaks scales", "i32 u8 fp32")
-        constants = shape_of | {"R": expert_down_chunk.TUNING.rows, "ROUTED": shape == "lanes routed"}
+        given |= types("words peaks scales counts", "i32 u8 fp32 i32") | {"total": "i32", "E": "i32"}
+        routed = shape == "lanes routed"
+        constants = shape_of | expert_down_chunk.lane_constants(expert_down_chunk.TUNING, routed, 256)
         kernel = expert_down_chunk._expert_down_chunk_lanes_kernel
         return kernel, given, constants, on_hopper, expert_down_chunk.LIMITS["lanes"]
     given |= types("routed shared shared_scales", "i32 i32 fp32")

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from dsv4nb_kernels import compress as kernel
+from dsv4nb_kernels._kv_records import record_bytes
 from dsv4nb_kernels.reference._fp4 import round_fp4
 from dsv4nb_kernels.reference._hadamard import hadamard
 from dsv4nb_kernels.reference._norm import rms_norm
+from dsv4nb_kernels.reference._records import pack_records, unpack_records
 from dsv4nb_kernels.reference.compress import compress
 from dsv4nb_kernels.reference.norm_rope_write import rope_entries
 
@@ -89,7 +91,7 @@ def run(context: Context, steps: list[int], *, rounding: kernel.Rounding = "kv")
     device, ratio, width = context.parts.device, context.ratio, context.norm.shape[0]
     reach = context.halves * ratio
     ring = torch.full((reach + max(8, *steps), context.offset.shape[1]), torch.nan, device=device)
-    entries = torch.full((context.cos.shape[0] + 1, width), torch.nan, dtype=torch.bfloat16, device=device)
+    entries = empty_entries(context, context.cos.shape[0] + 1, rounding)
     first = 0
     for rows in steps:
         window = torch.arange(first, first + rows, device=device) // ratio
@@ -100,10 +102,24 @@ def run(context: Context, steps: list[int], *, rounding: kernel.Rounding = "kv")
         )  # fmt: skip
         first += rows
         done = first // ratio
-        assert entries[done:].isnan().all() and not entries[:done].isnan().any()
+        held = rows_of(entries, width)
+        assert held[done:].isnan().all() and not held[:done].isnan().any()
         slots = torch.arange(max(0, first - len(ring)), first, device=device)
         assert torch.equal(ring[slots % len(ring)], sources(context)[slots])
-    return entries[: first // ratio]
+    return rows_of(entries, width)[: first // ratio]
+
+
+def empty_entries(context: Context, count: int, rounding: kernel.Rounding) -> Tensor:
+    """NaN everywhere."""
+    width, device = context.norm.shape[0], context.parts.device
+    if rounding == "kv":
+        return torch.full((count, record_bytes(width, TAIL)), 0xFF, dtype=torch.uint8, device=device)
+    return torch.full((count, width), torch.nan, dtype=torch.bfloat16, device=device)
+
+
+def rows_of(entries: Tensor, width: int) -> Tensor:
+    """[E, d] bfloat16."""
+    return entries if entries.dtype == torch.bfloat16 else unpack_records(entries, width, TAIL)
 
 
 def sources(context: Context) -> Tensor:
@@ -152,6 +168,13 @@ def require_twin(context: Context, found: Tensor, *, rounding: kernel.Rounding) 
     # the pooled row, its norm and its rotation are rounded one after the other
     assert bool((error <= 5 * step * size).all())
     assert float((error > BF16_STEP * size).double().mean()) < 0.02
+
+
+@pytest.mark.kernels
+def test_records_hold_the_bfloat16_entry_rounded(place: torch.device) -> None:
+    context = draw_context(16, 4, place)
+    exact, rounded = (run(context, [8, 8], rounding=rounding) for rounding in ("none", "kv"))
+    assert torch.equal(rounded.cpu(), unpack_records(pack_records(exact.cpu().float(), TAIL), WIDTH, TAIL))
 
 
 def unequal_entries(context: Context, runs: Callable[[list[int]], Tensor], groupings: list[list[int]]) -> int:
@@ -203,7 +226,7 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
         "norm": context.norm,
         "cos": torch.ones(3, TAIL, device=place),
         "sin": torch.zeros(3, TAIL, device=place),
-        "entries": torch.zeros(8, WIDTH, dtype=torch.bfloat16, device=place),
+        "entries": empty_entries(context, 8, "kv"),
     }
     cases: list[tuple[dict[str, Tensor], str]] = [
         ({"product": given["product"][0]}, r"product must be \[S, T, N\]"),
@@ -218,7 +241,8 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
         ({"norm": context.norm[:96].clone()}, "norm must be a power of two from 128 on; got 96"),
         ({"cos": given["cos"][:2].clone()}, "cos must have shape"),
         ({"cos": torch.ones(3, 32, device=place), "sin": torch.ones(3, 32, device=place)}, "d - rd must be a multiple"),
-        ({"entries": given["entries"].float()}, "entries must be torch.bfloat16"),
+        ({"entries": given["entries"].float()}, "entries must be torch.uint8"),
+        ({"entries": empty_entries(context, 8, "none")}, "entries must have shape"),
     ]
     for bad, named in cases:
         with pytest.raises(ValueError, match=named):
@@ -249,7 +273,7 @@ def test_captured_steps_follow_their_position(rows: int) -> None:
     product = context.parts[:, :rows].contiguous()
     position = torch.zeros(1, dtype=torch.int32, device=device)
     ring = torch.zeros(16, context.offset.shape[1], device=device)
-    entries = torch.zeros(13, 512, dtype=torch.bfloat16, device=device)
+    entries = empty_entries(context, 13, "kv")
     cos, sin = context.cos[:rows].clone(), context.sin[:rows].clone()
 
     def step() -> None:
@@ -271,4 +295,4 @@ def test_captured_steps_follow_their_position(rows: int) -> None:
         cos.copy_(context.cos[window])
         sin.copy_(context.sin[window])
         graph.replay()
-    assert torch.equal(entries[:12], run(context, [1] * 48)) and not entries[12:].any()
+    assert torch.equal(rows_of(entries[:12], 512), run(context, [1] * 48)) and not entries[12:].any()

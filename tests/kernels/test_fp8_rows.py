@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsv4nb_kernels import _sifted, index_scores, top_entries
 from dsv4nb_kernels import fp8_rows as kernel
 from dsv4nb_kernels._e8m0 import bytes_of, scales_of
 from dsv4nb_kernels._launch import Tuning
@@ -266,6 +267,57 @@ def test_m28_the_models_matrices_are_exact_and_row_invariant(shape: tuple[int, i
     assert torch.equal(product(x[order]), product(x)[:, order])
     twin = round_fp8(x.float().cpu(), 128).double().to(device)
     require_close(product(x).sum(0), twin @ values(matrix).t())
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_rows_that_are_older_have_the_same_product(rows: int, form: Any) -> None:
+    matrix = draw_matrix(32, 512, form.device)
+    rounded = round_rows(draw_rows(rows, 512).to(form.device), act_fp8=True)
+    given = rounded, matrix, kernel.tuning(32, 512)
+    wanted = kernel.launch(*given, ptx=form.ptx)
+    assert torch.equal(kernel.launch(*given, ptx=form.ptx, rows_are_older=True), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_product_beside_a_kernel_that_rows_are_older_than_replays_in_a_graph(rows: int) -> None:
+    """What is written after it overlaps nothing: rows change in every turn, and so does what is added up last."""
+    device, count = torch.device("cuda"), 35_072
+    matrix = draw_matrix(16384, 1024, device)
+    matrix = replace(matrix, scales=matrix.scales * 2.0**-25)
+    x = draw_rows(rows, 1024).to(device)
+    keys, query = (torch.randn(*shape, device=device).bfloat16() for shape in ((count, 128), (rows, 64, 128)))
+    weights, visible = torch.randn(1, rows, 64, device=device), torch.full((rows,), count, device=device).int()
+    scores, peaks = torch.empty(rows, count, device=device), torch.empty(rows, count // 8, device=device)
+    scratch = top_entries.Scratch.empty(rows, count, 512, device, _sifted.CUT)
+    rounded = RoundedRows.empty(rows, 1024, device)
+    picked, sums = torch.empty(rows, 512, dtype=torch.int32, device=device), RoundedRows.empty(rows, 16384, device)
+    out = torch.empty(1, rows, 16384, device=device)
+
+    def chain(dependent: bool) -> None:
+        for _ in range(4):
+            round_rows(x, act_fp8=True, out=rounded, dependent=dependent)
+            index_scores.index_scores(query, keys, weights, visible, out=scores, peaks=peaks, dependent=dependent)
+            top_entries.top_entries(
+                scores, visible, 512, peaks=peaks, scratch=scratch, out=picked, dependent=dependent
+            )  # fmt: skip
+            kernel.fp8_rows(rounded, matrix, out=out, dependent=dependent, rows_are_older=dependent)
+            round_rows(out, act_fp8=True, out=sums, dependent=dependent)
+
+    chain(dependent=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(dependent=True)
+    for seed in range(5):
+        x.copy_(torch.randn(rows, 1024, generator=torch.Generator().manual_seed(seed)))
+        query.copy_(query.roll(1, 1))
+        graph.replay()
+        replayed = [each.clone() for each in (picked, out, sums.codes, sums.scales)]
+        chain(dependent=False)
+        now = picked, out, sums.codes, sums.scales
+        assert all(torch.equal(a, b) for a, b in zip(replayed, now, strict=True))
+        assert bool((out != 0).any()) and bool(out.isfinite().all())
 
 
 @pytest.mark.gpu

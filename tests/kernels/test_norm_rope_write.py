@@ -10,9 +10,11 @@ from torch import Tensor
 
 from dsv4nb_kernels import norm_rope_write as kernel
 from dsv4nb_kernels._chunk_rows import ChunkRows
+from dsv4nb_kernels._kv_records import record_bytes
 from dsv4nb_kernels._rounded_rows import RoundedRows
 from dsv4nb_kernels.reference._fp8 import round_fp8
 from dsv4nb_kernels.reference._norm import rms_norm
+from dsv4nb_kernels.reference._records import pack_records, unpack_records
 from dsv4nb_kernels.reference._rotary import rotate_tail
 from dsv4nb_kernels.reference.norm_rope_write import norm_rope_heads, norm_rope_rows, rope_entries, write_rows
 
@@ -110,10 +112,28 @@ def draw_step(
     )
 
 
+def empty_ring(step: Step, *, records: bool = True) -> Tensor:
+    """NaN everywhere."""
+    width, tail, device = step.kv_norm.shape[0], step.cos.shape[1], step.low.device
+    if records:
+        return torch.full((RING, record_bytes(width, tail)), 0xFF, dtype=torch.uint8, device=device)
+    return torch.full((RING, width), torch.nan, dtype=torch.bfloat16, device=device)
+
+
+def all_rows(step: Step, ring: Tensor) -> Tensor:
+    """[C, hd] bfloat16."""
+    return ring if ring.dtype == torch.bfloat16 else unpack_records(ring, step.kv_norm.shape[0], step.cos.shape[1])
+
+
+def rows_of(step: Step, ring: Tensor) -> Tensor:
+    """[T, hd] bfloat16, those that were written."""
+    return all_rows(step, ring)[step.slots.long()]
+
+
 def run(step: Step, *, act_fp8: bool = True, kv_fp8: bool = True) -> list[Tensor]:
     """The latent rows, the written rows and the heads; holds the kernels to what they may write."""
     rows, device, width = step.low.shape[1], step.low.device, step.kv_norm.shape[0]
-    ring = torch.full((RING, width), torch.nan, dtype=torch.bfloat16, device=device)
+    ring = empty_ring(step, records=kv_fp8)
     make = kernel.norm_rope_rows if rows <= 8 else kernel.norm_rope_chunk
     latent = make(
         step.low,
@@ -127,8 +147,8 @@ def run(step: Step, *, act_fp8: bool = True, kv_fp8: bool = True) -> list[Tensor
         act_fp8=act_fp8,
         kv_fp8=kv_fp8,
     )
-    written = ring[step.slots.long()]
-    assert int(ring.isnan().sum()) == (RING - rows) * width and not written.isnan().any()
+    written = rows_of(step, ring)
+    assert int(all_rows(step, ring).isnan().sum()) == (RING - rows) * width and not written.isnan().any()
     count = step.heads.shape[2] // width
     room = torch.full((rows + 1, count, width), torch.nan, dtype=torch.bfloat16, device=device)
     kernel.norm_rope_heads(step.heads, step.cos, step.sin, heads=count, eps=EPS, out=room[:-1])
@@ -188,6 +208,16 @@ def test_the_kernels_match_the_twin(rows: int, splits: int, rounds: bool, place:
     require_twin(step, run(step, act_fp8=rounds, kv_fp8=rounds), act_fp8=rounds, kv_fp8=rounds)
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows", [3, 10])
+def test_records_hold_the_bfloat16_row_rounded(rows: int, place: torch.device) -> None:
+    step = draw_step(rows, 2, place)
+    _, exact, _ = run(step, kv_fp8=False)
+    _, rounded, _ = run(step)
+    records = pack_records(exact.cpu().float(), TAIL)
+    assert torch.equal(rounded.cpu(), unpack_records(records, WIDTH, TAIL))
+
+
 def unequal_rows(step: Step, batches: list[list[int]]) -> int:
     """How many rows differ in any bit from the row alone, whoever stands beside it."""
     found = 0
@@ -218,7 +248,7 @@ def test_the_parts_are_added_from_left_to_right(place: torch.device) -> None:
 @pytest.mark.kernels
 def test_the_kernels_refuse_by_name(place: torch.device) -> None:
     step = draw_step(2, 2, place)
-    ring = torch.zeros(RING, WIDTH, dtype=torch.bfloat16, device=place)
+    ring = empty_ring(step)
     cases: list[tuple[Step, Tensor, str]] = [
         (replace(step, low=step.low[0]), ring, r"product must be \[S, T, N\]"),
         (replace(step, low=torch.zeros(1, 9, 384, device=place)), ring, "product must have 1 to 8 rows; got 9"),
@@ -233,7 +263,8 @@ def test_the_kernels_refuse_by_name(place: torch.device) -> None:
         (replace(step, cos=step.cos[:, :32].clone(), sin=step.sin[:, :32].clone()), ring, "hd - rd must be a multiple"),
         (replace(step, sin=step.sin[:, :32].clone()), ring, "sin must have shape"),
         (replace(step, slots=step.slots.long()), ring, "slots must be torch.int32"),
-        (step, ring.float(), "ring must be torch.bfloat16"),
+        (step, ring.float(), "ring must be torch.uint8"),
+        (step, empty_ring(step, records=False), "ring must have shape"),
         (step, ring.t().contiguous().t(), "ring must be contiguous"),
     ]
     for bad, target, named in cases:
@@ -242,6 +273,11 @@ def test_the_kernels_refuse_by_name(place: torch.device) -> None:
                 bad.low, bad.latent_norm, bad.kv_norm, bad.cos, bad.sin, bad.slots, target, eps=EPS, act_fp8=True,
                 kv_fp8=True,
             )  # fmt: skip
+    with pytest.raises(ValueError, match=r"ring must have shape \(16, 128\)"):
+        kernel.norm_rope_rows(
+            step.low, step.latent_norm, step.kv_norm, step.cos, step.sin, step.slots, ring, eps=EPS, act_fp8=True,
+            kv_fp8=False,
+        )  # fmt: skip
     many = torch.zeros(1, 4097, 384, device=place)
     given = (step.latent_norm, step.kv_norm, step.cos, step.sin, step.slots, ring)
     with pytest.raises(ValueError, match="product must have 1 to 4096 rows; got 4097"):
@@ -270,7 +306,7 @@ def test_m28_the_models_rows_are_close_and_row_invariant() -> None:
 def test_captured_rows_follow_their_inputs(rows: int) -> None:
     device = torch.device("cuda")
     step = draw_step(rows, 8, device, (1024, 512, 64), heads=32)
-    ring = torch.zeros(RING, 512, dtype=torch.bfloat16, device=device)
+    ring = empty_ring(step)
     latent, heads = (
         RoundedRows.empty(rows, 1024, device),
         torch.empty(rows, 32, 512, dtype=torch.bfloat16, device=device),
@@ -297,5 +333,5 @@ def test_captured_rows_follow_their_inputs(rows: int) -> None:
         ring.zero_()
         heads.zero_()
         graph.replay()
-        found = [values(latent), ring[step.slots.long()], heads]
+        found = [values(latent), rows_of(step, ring), heads]
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

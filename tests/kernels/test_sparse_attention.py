@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dsv4nb_kernels import sparse_attention as kernel
 from dsv4nb_kernels._rounded_rows import RoundedRows
+from dsv4nb_kernels.reference._records import pack_records, unpack_records
 from dsv4nb_kernels.reference._rotary import rotate_tail
 from dsv4nb_kernels.reference.sparse_attention import sparse_attention
 
@@ -106,8 +107,11 @@ class Step:
         )
 
 
-def draw_step(rows: int, heads: int, width: int, sizes: tuple[int, int], device: torch.device) -> Step:
+def draw_step(
+    rows: int, heads: int, width: int, sizes: tuple[int, int], device: torch.device, tail: int | None = None
+) -> Step:
     """Sinks on both sides of the logits, lists with gaps, ends without keys, and NaN where nobody looks."""
+    tail = tail or width // 8
     generator = torch.Generator().manual_seed(7)
 
     def draw_keys(count: int) -> kernel.Keys:
@@ -118,7 +122,7 @@ def draw_step(rows: int, heads: int, width: int, sizes: tuple[int, int], device:
         cache[-1] = torch.nan
         return kernel.Keys(cache=cache.to(device), places=places.to(torch.int32).to(device))
 
-    angle = torch.rand(rows, width // 16, generator=generator) * 6
+    angle = torch.rand(rows, tail // 2, generator=generator) * 6
     return Step(
         query=(torch.randn(rows, heads, width, generator=generator) * 3).bfloat16().to(device),
         window=draw_keys(sizes[0]),
@@ -149,6 +153,26 @@ def values(out: RoundedRows) -> Tensor:
     return out.codes.double() * out.scales[:, :rows].t().double().repeat_interleave(128, 1)
 
 
+def recorded(step: Step) -> tuple[Step, Step]:
+    """The step with keys in records, and with the bfloat16 rows that they stand for."""
+    width, tail = step.query.shape[2], step.cos.shape[1]
+
+    def pack(keys: kernel.Keys) -> tuple[kernel.Keys, kernel.Keys]:
+        size = torch.exp2(torch.arange(len(keys.cache)) % 9 - 4.0)[:, None]
+        records = pack_records((keys.cache.cpu().float() * size).nan_to_num().bfloat16().float(), tail)
+        records[-1] = 0xFF  # NaN, its scales too
+        rows = unpack_records(records, width, tail)
+        assert rows[-1].isnan().all() and not rows[:-1].isnan().any()
+        device = keys.cache.device
+        return replace(keys, cache=records.to(device)), replace(keys, cache=rows.to(device))
+
+    window, entries = pack(step.window), pack(step.entries)
+    return (
+        replace(step, window=window[0], entries=entries[0]),
+        replace(step, window=window[1], entries=entries[1]),
+    )
+
+
 def by_twin(step: Step) -> Tensor:
     splits = [
         (keys.cache[keys.places.long().clamp_min(0)].nan_to_num().double(), keys.places < 0)
@@ -176,6 +200,25 @@ def unequal_rows(step: Step, runs: Callable[[Step], Tensor], batches: list[list[
 def test_the_kernel_matches_the_twin(rows: int, place: torch.device) -> None:
     step = draw_step(rows, 16, 128, (32, 48), place)
     require_close(run(step), by_twin(step))
+
+
+@pytest.mark.kernels
+def test_records_give_the_bits_of_the_rows_that_they_stand_for(place: torch.device) -> None:
+    step = draw_step(3, 16, 128, (32, 48), place, tail=64)
+    # queries of few bits: sums of logits are exact, in whatever parts the interpreter adds them up
+    records, rows = recorded(replace(step, query=step.query.sign().bfloat16()))
+    assert torch.equal(run(records), run(rows))
+    records, rows = recorded(step)
+    require_close(run(records), by_twin(rows))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("sizes", [(128, 32), (128, 512), (128, 1024)])
+def test_the_models_records_give_the_bits_of_their_rows(rows: int, sizes: tuple[int, int]) -> None:
+    records, plain = recorded(draw_step(rows, 32, 512, sizes, torch.device("cuda")))
+    assert torch.equal(run(records, kernel.TUNING), run(plain, kernel.TUNING))
+    require_close(run(records, kernel.TUNING), by_twin(plain))
 
 
 @pytest.mark.kernels
@@ -228,7 +271,7 @@ def test_hidden_keys_at_the_end_change_no_bit_and_a_row_without_keys_is_zero(col
 @pytest.mark.parametrize("longest", [64, 256, 1024, 8192])
 def test_entries_that_nobody_sees_change_no_bit_of_the_models_attention(longest: int) -> None:
     device = torch.device("cuda")
-    step = draw_step(8, 64, 512, (128, 32), device)
+    step, _ = recorded(draw_step(8, 64, 512, (128, 32), device))
     hidden = torch.full((8, longest - 32), -1, dtype=torch.int32, device=device)
     longer = replace(step, entries=replace(step.entries, places=torch.cat((step.entries.places, hidden), 1)))
     assert torch.equal(run(longer, kernel.TUNING), run(step, kernel.TUNING))
@@ -243,6 +286,8 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
     narrow = replace(step.entries, cache=step.entries.cache[:, :64].contiguous())
     strided = step.query.transpose(0, 1).contiguous().transpose(0, 1)
     few = kernel.Partials.empty(2, 1, 16, 128, place)
+    mixed = recorded(draw_step(2, 16, 128, (32, 16), place, tail=64))
+    short_tail = replace(mixed[0], cos=step.cos, sin=step.sin)
     cases: list[tuple[Step, dict[str, object], str]] = [
         (replace(step, query=many), {}, "query must have 1 to 8 rows; got 9"),
         (replace(step, query=step.query.float()), {}, "query must be torch.bfloat16"),
@@ -252,6 +297,9 @@ def test_the_kernel_refuses_by_name(place: torch.device) -> None:
         (replace(step, window=short), {}, "window.places must have a multiple of 16 columns"),
         (replace(step, window=wide), {}, "window.places must be torch.int32"),
         (replace(step, entries=narrow), {}, "entries.cache must have shape"),
+        (replace(mixed[0], entries=mixed[1].entries), {}, "entries.cache must have shape"),
+        (replace(mixed[1], entries=mixed[0].entries), {}, "entries.cache must have shape"),
+        (short_tail, {}, "window.cache: of a record .* the tail are multiples of 64"),
         (replace(step, sink=step.sink[:4].contiguous()), {}, "sink must have shape"),
         (replace(step, cos=step.cos.double()), {}, "cos must be torch.float32"),
         (step, {"partials": few}, "mixed must have shape"),
@@ -269,25 +317,28 @@ REAL = (128, 512)  # keys of a decode step: window and picked entries
 @pytest.mark.parametrize("heads", [32, 64])
 def test_m28_the_models_attention_is_close_and_row_invariant(heads: int) -> None:
     step = draw_step(8, heads, 512, REAL, torch.device("cuda"))
+    records, rows = recorded(step)
     batches = [*(list(range(rows)) for rows in range(1, 9)), [5, 3, 0, 7, 1, 6]]
-    for given in (step, cancelling(step)):
+    for given in (step, cancelling(step), records):
         assert unequal_rows(given, lambda s: run(s, kernel.TUNING), batches) == 0
+    require_close(run(records, kernel.TUNING), by_twin(rows))
     require_close(run(step, kernel.TUNING), by_twin(step))
 
 
 @pytest.mark.gpu
 def test_both_forms_agree() -> None:
-    step = draw_step(3, 32, 512, REAL, torch.device("cuda"))
-    given = (step.query, step.window, step.entries, step.sink, step.cos, step.sin, kernel.TUNING)
-    plain = values(kernel.launch(*given, scale=step.scale, tensor_cores=False))
-    require_close(values(kernel.launch(*given, scale=step.scale, tensor_cores=True)), plain)
+    drawn = draw_step(3, 32, 512, REAL, torch.device("cuda"))
+    for step in (drawn, *recorded(drawn)):
+        given = (step.query, step.window, step.entries, step.sink, step.cos, step.sin, kernel.TUNING)
+        plain = values(kernel.launch(*given, scale=step.scale, tensor_cores=False))
+        require_close(values(kernel.launch(*given, scale=step.scale, tensor_cores=True)), plain)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 6])
 def test_captured_launches_follow_their_inputs(rows: int) -> None:
     device = torch.device("cuda")
-    step = draw_step(rows, 32, 512, REAL, device)
+    step, _ = recorded(draw_step(rows, 32, 512, REAL, device))
     outs = [RoundedRows.empty(rows, 32 * 512, device) for _ in range(3)]
     partials = kernel.Partials.empty(rows, sum(REAL) // kernel.TUNING.keys, 32, 512, device)
 

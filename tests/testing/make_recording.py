@@ -1,4 +1,4 @@
-"""Makes tests/data/recording.json from the bundled model: `python tests/testing/make_recording.py`.
+"""Makes tests/data/recording.json from the bundled model: `python tests/testing/make_recording.py [FILE [DEVICES]]`.
 
 A chat of three turns, one of them thinking and one not speculated, another answer to the first question, and that
 answer continued from one of its alternatives.
@@ -20,9 +20,9 @@ STORY, SUM, CAPITAL = (
 )
 
 
-def make(path: Path) -> int:
-    """Write the recording; return its bytes."""
-    with dsv4nb.load("toy") as model:
+def make(path: Path, devices: str | None = None) -> int:
+    """Write the recording of a model on `devices`; return its bytes."""
+    with dsv4nb.load("toy", devices=devices) as model:
         chat = model.chat(temperature=1.6, min_p=0.004, seed=1, logprobs=5)
         turns = [
             chat.send(STORY, max_new=110),
@@ -40,4 +40,5 @@ def make(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    print(f"{PATH}: {make(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH):,} bytes")
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
+    print(f"{path}: {make(path, *sys.argv[2:3]):,} bytes")

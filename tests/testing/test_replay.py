@@ -88,6 +88,18 @@ def test_ids_texts_rounds_and_probabilities_are_the_recorded_ones(rate: float | 
                 assert took >= (steps - 2) / rate
 
 
+@pytest.mark.parametrize("path", sorted(PATH.parent.glob("recording*.json")), ids=lambda path: path.stem)
+def test_every_recording_is_played_as_it_was_said(path: Path) -> None:
+    recording = Recording.open(path)
+    assert len(recording.replies) == 5 and len(recording.arithmetic) > 0
+    with replay_model(path, speed=math.inf) as player:
+        for reply in recording.replies:
+            said = asked(player, reply, logprobs=5)
+            assert said.ids == reply.ids and without_times(said.rounds) == without_times(reply.rounds)
+            if not reply.given:  # else those of what was given are left out
+                same_scores(said.logprobs, reply)
+
+
 def test_the_recorded_time_is_taken_and_another_speed_divides_it() -> None:
     recorded = sum(one.ms["draft"] + one.ms["verify"] for one in SUM.rounds) / 1e3
     with replay_model(RECORDING) as player:

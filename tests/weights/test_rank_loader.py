@@ -81,6 +81,11 @@ def test_every_matrix_is_that_of_the_file_and_zeros(packed: RankWeights, plain: 
         heads = bf16_rows.unpack(attention.indexer.heads).float() * 128**-0.5 * 4**-0.5
         assert torch.allclose(heads[:4], wanted.indexer.heads, rtol=1e-6)
         assert not heads[4:].any()
+        assert attention.sources is not None and attention.compressor is not None
+        parts = attention.compressor.source, attention.indexer.compressor.source, attention.indexer.heads
+        together = torch.cat([bf16_rows.unpack(part) for part in parts])
+        assert torch.equal(bf16_rows.unpack(attention.sources), together)
+        assert {part.words.untyped_storage().data_ptr() for part in parts} == {attention.sources.words.data_ptr()}
     assert (attention.compressor is None, attention.indexer is None) == (
         wanted.compressor is None,
         wanted.indexer is None,

@@ -66,7 +66,7 @@ def readers() -> int:
 
 def same(one: object, other: object) -> bool:
     pairs = list(zip(tensors_of(one), tensors_of(other), strict=True))
-    return len(pairs) > 60 and all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
+    return len(pairs) > 40 and all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
 
 
 def order_of(checkpoint: Checkpoint, ranks: int) -> list[tuple[Names, tuple[Part | None, ...]]]:
@@ -215,6 +215,7 @@ def test_j19_files_reach_a_gpu_through_pinned_memory_and_little_of_it(
     monkeypatch.setattr(read_ahead, "Slot", Noted)
     monkeypatch.setattr(rank_parts, "AHEAD_BYTES", 32 << 20)
     wanted = load_ranks(large, [CPU])[0]
+    torch.cuda.init()  # nobody may have, and then there are no statistics to reset
     before = torch.cuda.memory_allocated(device)
 
     def stop(step: LoadStep) -> None:

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from dsv4nb_kernels import compress, hyper_mix, index_rows, index_scores, norm_rope_write, route, top_entries
 from dsv4nb_kernels._chunk_rows import ChunkRows
+from dsv4nb_kernels._kv_records import Unpacked, record_bytes, unpack_records
 from dsv4nb_kernels._round_chunk import round_chunk
 from dsv4nb_kernels.bench._driver import Arm, Launch
+from dsv4nb_kernels.bench._records import random_records
 
 OP = "chunk"
 ROWS = 2048
@@ -65,7 +67,7 @@ def _steps() -> Iterator[tuple[str, str, int, Callable[[torch.device], tuple[Ste
     """Name, arm, bytes read and written, and how to make it."""
     row = ROWS * HIDDEN
     yield "hyper_mix", "product", row * 34, _mix
-    yield "norm_rope_chunk", "product", ROWS * ((LATENT + WIDTH) * 4 + LATENT * 2 + WIDTH * 2), _low
+    yield "norm_rope_chunk", "product", ROWS * ((LATENT + WIDTH) * 4 + LATENT * 2 + record_bytes(WIDTH, TAIL)), _low
     for heads in (32, 64):
         yield f"norm_rope_heads, {heads}", "product", ROWS * heads * WIDTH * 6, partial(_heads, heads)
         yield f"round_chunk, {heads} heads", "product", ROWS * heads * WIDTH * 4, partial(_round, heads * WIDTH, False)
@@ -77,6 +79,8 @@ def _steps() -> Iterator[tuple[str, str, int, Callable[[torch.device], tuple[Ste
     yield "index_rows", "product", ROWS * INDEX_HEADS * INDEX_WIDTH * 6, _index
     for name, position in CONTEXTS.items():
         count = -(-(position + ROWS) // 4 // 128) * 128
+        moved = (ROWS + 128 + count) * (record_bytes(WIDTH, TAIL) + 2 * WIDTH)
+        yield f"unpack_records, {name}", "product", moved, partial(_rows, count)
         moved = ROWS * count * 4
         for stages, rows in ((2, 32), (2, 64), (3, 64), (4, 64), (2, 128), (2, 16)):
             cut = index_scores.Tuning(stages=stages, rows=rows)
@@ -119,12 +123,24 @@ def _mix(device: torch.device) -> tuple[Step, list[Tensor]]:
 
 def _low(device: torch.device) -> tuple[Step, list[Tensor]]:
     product, (cos, sin) = _floats(device, 1, ROWS, LATENT + WIDTH), _turn(device)
-    ring = torch.empty(ROWS + 128, WIDTH, dtype=torch.bfloat16, device=device)
+    ring = torch.zeros(ROWS + 128, record_bytes(WIDTH, TAIL), dtype=torch.uint8, device=device)
     slots, out = torch.arange(ROWS, dtype=torch.int32, device=device), ChunkRows.empty(ROWS, LATENT, device)
     norms = torch.ones(LATENT, device=device), torch.ones(WIDTH, device=device)
     return lambda: norm_rope_write.norm_rope_chunk(
         product, *norms, cos, sin, slots, ring, eps=EPS, act_fp8=True, kv_fp8=True, out=out, dependent=True
     ), [out.values, ring[:ROWS]]
+
+
+def _rows(count: int, device: torch.device) -> tuple[Step, list[Tensor]]:
+    sizes = ROWS + 128, count
+    ring, entries = (
+        Unpacked(
+            records=random_records(size, WIDTH, TAIL, device),
+            rows=torch.empty(size, WIDTH, dtype=torch.bfloat16, device=device),
+        )
+        for size in sizes
+    )
+    return lambda: unpack_records(ring, entries, tail=TAIL), [ring.rows, entries.rows]
 
 
 def _heads(heads: int, device: torch.device) -> tuple[Step, list[Tensor]]:
@@ -146,7 +162,11 @@ def _compress(ratio: int, width: int, device: torch.device) -> tuple[Step, list[
     line = 2 * halves * width
     product, (cos, sin) = _floats(device, 1, ROWS, line), _turn(device)
     position, ring = torch.zeros(1, dtype=torch.int32, device=device), _floats(device, halves * ratio + ROWS, line)
-    entries = torch.empty(ROWS // ratio, width, dtype=torch.bfloat16, device=device)
+    count = ROWS // ratio
+    if width == WIDTH:
+        entries = torch.zeros(count, record_bytes(width, TAIL), dtype=torch.uint8, device=device)
+    else:
+        entries = torch.empty(count, width, dtype=torch.bfloat16, device=device)
     offset, norm = _floats(device, ratio, line), torch.ones(width, device=device)
     rounding: compress.Rounding = "kv" if width == WIDTH else "index"
     return lambda: compress.compress(

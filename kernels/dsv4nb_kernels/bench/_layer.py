@@ -32,6 +32,7 @@ from dsv4nb_kernels._peer import POLLS, Link, connect
 from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
 from dsv4nb_kernels.bench import expert_up as experts_bench
 from dsv4nb_kernels.bench._driver import Arm, Launch, random_words
+from dsv4nb_kernels.bench._records import random_records
 
 OP = "layer"
 HIDDEN, INNER, LATENT, HEADS, WIDTH, TAIL, GROUPS = 4096, 1024, 1024, 32, 512, 64, 4
@@ -214,7 +215,7 @@ def _attention(bench: _Bench, kind: str, boundary: hyper_mix.Boundary, out: Tens
     yield lambda i: fp8_rows.fp8_rows(boundary.rounded, low[i], out=product, dependent=True)
     norms = torch.ones(LATENT, device=device), torch.ones(WIDTH, device=device)
     slots = torch.arange(rows, dtype=torch.int32, device=device)
-    ring, latent = bench.floats(256, WIDTH).bfloat16(), RoundedRows.empty(rows, LATENT, device)
+    ring, latent = random_records(256, WIDTH, TAIL, device), RoundedRows.empty(rows, LATENT, device)
     yield lambda i: norm_rope_write.norm_rope_rows(
         product, *norms, cos, sin, slots, ring, eps=EPS, act_fp8=True, kv_fp8=True, out=latent, dependent=True
     )
@@ -261,13 +262,15 @@ def _compressor(bench: _Bench, x: Tensor, ratio: int, width: int) -> tuple[list[
     product = torch.empty(splits, rows, line, device=device)
     first = CONTEXT - rows if ratio == 4 else CONTEXT - ratio // 2 - rows
     position = torch.tensor([first], dtype=torch.int32, device=device)
-    entries = bench.floats(CONTEXT // ratio + 32, width).bfloat16()
+    count = CONTEXT // ratio + 32
+    is_kv = width == WIDTH
+    entries = random_records(count, WIDTH, TAIL, device) if is_kv else bench.floats(count, width).bfloat16()
     cos, sin = bench.turn()
     rest = (
         bench.floats(ratio, line), position, bench.floats((line // width // 2) * ratio + 8, line),
         torch.ones(width, device=device), cos, sin, entries,
     )  # fmt: skip
-    rounding: compress.Rounding = "kv" if width == WIDTH else "index"
+    rounding: compress.Rounding = "kv" if is_kv else "index"
     return [
         lambda i: bf16_rows.bf16_rows(x, weights[i], out=product, dependent=True),
         lambda i: compress.compress(product, *rest, eps=EPS, rounding=rounding, dependent=True),

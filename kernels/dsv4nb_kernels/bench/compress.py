@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from dsv4nb_kernels import bf16_rows, compress
+from dsv4nb_kernels._kv_records import record_bytes
 from dsv4nb_kernels.bench._driver import Arm, Launch, require_close
 from dsv4nb_kernels.reference._norm import rms_norm
+from dsv4nb_kernels.reference._records import unpack_records
 from dsv4nb_kernels.reference.compress import compress as twin
 
 OP = "compress"
@@ -62,7 +64,7 @@ def _compile(shape: str, dependent: bool) -> None:
         **compress.source_constants(ratio, held, 2 * halves * WIDTH, WIDTH, _splits(shape), dependent),
     )  # fmt: skip
     compress._pool_kernel.warmup(
-        i32, f32, f32, f32, f32, torch.bfloat16, EPS, grid=(1,), num_warps=compress.pool_warps(ratio, halves),
+        i32, f32, f32, f32, f32, torch.uint8, EPS, grid=(1,), num_warps=compress.pool_warps(ratio, halves),
         launch_pdl=dependent,
         **compress.pool_constants(ratio, halves, held, WIDTH, TAIL, "kv", dependent),
     )  # fmt: skip
@@ -84,7 +86,7 @@ def _step(device: torch.device, shape: str, rows: int, count: int) -> tuple[Tens
         "norm": torch.ones(WIDTH, device=device),
         "cos": torch.ones(rows, TAIL, device=device),
         "sin": torch.zeros(rows, TAIL, device=device),
-        "entries": torch.zeros(16, WIDTH, dtype=torch.bfloat16, device=device),
+        "entries": torch.zeros(16, record_bytes(WIDTH, TAIL), dtype=torch.uint8, device=device),
     }
 
 
@@ -107,4 +109,4 @@ def _check(device: torch.device, shape: str, rows: int) -> None:
     if halves == 2:
         values, scores = (torch.cat((t[:ratio, :WIDTH], t[ratio:, WIDTH:])) for t in (values, scores))
     exact = rms_norm(twin(values[None], scores[None]), rest["norm"].double(), EPS)
-    require_close(rest["entries"][8:9], exact, LIMIT)
+    require_close(unpack_records(rest["entries"][8:9], WIDTH, TAIL), exact, LIMIT)

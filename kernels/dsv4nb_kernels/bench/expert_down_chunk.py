@@ -64,8 +64,9 @@ def _compile(inner: int, cut: Tuning) -> None:
     for routed in (False, True):
         expert_down_chunk._expert_down_chunk_lanes_kernel.warmup(
             torch.int32, torch.uint8, torch.float32, torch.float16, torch.int32, torch.int32, torch.int32,
-            torch.float32, 1, grid=(1,), **expert_down_chunk.constants(HIDDEN, inner, CHOICES),
-            R=cut.rows, ROUTED=routed, num_warps=_chunk_lanes.WARPS,
+            torch.float32, 1, torch.int32, 1, EXPERTS, grid=(1,),
+            **expert_down_chunk.constants(HIDDEN, inner, CHOICES),
+            **expert_down_chunk.lane_constants(cut, routed, EXPERTS), num_warps=_chunk_lanes.WARPS,
         )  # fmt: skip
 
 

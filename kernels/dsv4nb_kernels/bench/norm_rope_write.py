@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dsv4nb_kernels import fp8_rows, norm_rope_write
+from dsv4nb_kernels._kv_records import record_bytes
 from dsv4nb_kernels._rounded_rows import RoundedRows
 from dsv4nb_kernels.bench._driver import Arm, Launch, require_close
 from dsv4nb_kernels.reference._norm import rms_norm
@@ -47,16 +48,17 @@ def _own(device: torch.device, shape: str, rows: int) -> Iterator[Arm]:
 
 
 def _compile(shape: str, dependent: bool) -> None:
-    f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    f32, f16 = torch.float32, torch.float16
     if shape == "rows":
         norm_rope_write._norm_rope_rows_kernel.warmup(
-            f32, f32, f32, f32, f32, torch.int32, f16, f32, bf16, EPS, grid=(1,), launch_pdl=dependent,
+            f32, f32, f32, f32, f32, torch.int32, f16, f32, torch.uint8, EPS, grid=(1,), launch_pdl=dependent,
             num_warps=norm_rope_write.WARPS["rows"],
             **norm_rope_write.rows_constants(LATENT, WIDTH, TAIL, SPLITS, True, True, dependent=dependent),
         )  # fmt: skip
     else:
         norm_rope_write._norm_rope_heads_kernel.warmup(
-            f32, f32, f32, bf16, EPS, grid=(1,), launch_pdl=dependent, num_warps=norm_rope_write.WARPS["heads"],
+            f32, f32, f32, torch.bfloat16, EPS, grid=(1,), launch_pdl=dependent,
+            num_warps=norm_rope_write.WARPS["heads"],
             **norm_rope_write.heads_constants(HEADS[shape], WIDTH, TAIL, 1, dependent),
         )  # fmt: skip
 
@@ -71,7 +73,7 @@ def _launch_on(device: torch.device, shape: str, rows: int, dependent: bool, pro
     if shape == "rows":
         norms = torch.ones(LATENT, device=device), torch.ones(WIDTH, device=device)
         slots = torch.arange(rows, dtype=torch.int32, device=device)
-        ring = torch.zeros(RING, WIDTH, dtype=torch.bfloat16, device=device)
+        ring = torch.zeros(RING, record_bytes(WIDTH, TAIL), dtype=torch.uint8, device=device)
         latent = RoundedRows.empty(rows, LATENT, device)
         return lambda i: norm_rope_write.norm_rope_rows(
             products[i % len(products)], *norms, cos, sin, slots, ring, eps=EPS, act_fp8=True, kv_fp8=True, out=latent,

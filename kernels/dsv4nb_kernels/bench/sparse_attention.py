@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from dsv4nb_kernels import sparse_attention
+from dsv4nb_kernels._kv_records import record_bytes
 from dsv4nb_kernels._launch import runs_ptx
 from dsv4nb_kernels._rounded_rows import RoundedRows
 from dsv4nb_kernels.bench._driver import ROTATED_BYTES, Arm, Launch, require_close
+from dsv4nb_kernels.bench._records import random_records
+from dsv4nb_kernels.reference._records import unpack_records
 from dsv4nb_kernels.reference._rotary import rotate_tail
 from dsv4nb_kernels.reference.sparse_attention import sparse_attention as twin
 from dsv4nb_kernels.sparse_attention import Keys, Partials, Tuning
@@ -49,7 +52,7 @@ def _own(device: torch.device, shape: str, rows: int) -> Iterator[Arm]:
             shape=shape,
             rows=rows,
             name=str(cut) + ("" if dependent else ", not dependent"),
-            bytes_read=rows * sum(SHAPES[shape][1:]) * WIDTH * 2,
+            bytes_read=rows * sum(SHAPES[shape][1:]) * record_bytes(WIDTH, TAIL),
             make=partial(_make, device, shape, rows, cut, dependent),
             compile=partial(_compile, shape, cut, dependent),
             check=partial(_check, device, shape, rows, cut),
@@ -65,10 +68,11 @@ def _own(device: torch.device, shape: str, rows: int) -> Iterator[Arm]:
 def _compile(shape: str, cut: Tuning, dependent: bool) -> None:
     heads, window, entries = SHAPES[shape]
     splits = window // cut.keys, entries // cut.keys
-    f32, bf16, i32 = torch.float32, torch.bfloat16, torch.int32
+    f32, u8, i32 = torch.float32, torch.uint8, torch.int32
     sparse_attention._attend_kernel.warmup(
-        bf16, bf16, i32, bf16, i32, f32, f32, f32, SCALE, grid=(1,), num_warps=cut.warps[0], launch_pdl=dependent,
-        **sparse_attention.attend_constants(cut, *splits, heads, WIDTH, dependent),
+        torch.bfloat16, u8, i32, u8, i32, f32, f32, f32, SCALE, grid=(1,), num_warps=cut.warps[0],
+        launch_pdl=dependent,
+        **sparse_attention.attend_constants(cut, *splits, heads, WIDTH, TAIL, True, dependent),
     )  # fmt: skip
     sparse_attention._combine_kernel.warmup(
         f32, f32, f32, f32, f32, f32, torch.float16, f32, grid=(1,), num_warps=cut.warps[1],
@@ -78,9 +82,7 @@ def _compile(shape: str, cut: Tuning, dependent: bool) -> None:
 
 @functools.cache
 def _cache(device: torch.device) -> Tensor:
-    generator = torch.Generator(device).manual_seed(0)
-    size = (2 * ROTATED_BYTES // (2 * WIDTH), WIDTH)
-    return torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16)
+    return random_records(2 * ROTATED_BYTES // record_bytes(WIDTH, TAIL), WIDTH, TAIL, device)
 
 
 def _places(device: torch.device, rows: int, count: int, first: int) -> Tensor:
@@ -129,7 +131,11 @@ def _check(device: torch.device, shape: str, rows: int, cut: Tuning) -> None:
     assert runs_ptx(device)
     query, lists, (sink, cos, sin) = _steps(device, shape, rows, 1)
     out = sparse_attention.launch(query, *lists[0], sink, cos, sin, cut, scale=SCALE)
-    splits = [(keys.cache[keys.places.long()].double(), keys.places < 0) for keys in lists[0] if keys is not None]
+    splits = [
+        (unpack_records(keys.cache[keys.places.long()], WIDTH, TAIL).double(), keys.places < 0)
+        for keys in lists[0]
+        if keys is not None
+    ]
     exact = rotate_tail(twin(query.double(), splits, sink.double(), scale=SCALE), cos[:, None], sin[:, None])
     found = out.codes.double() * out.scales[:, :rows].t().double().repeat_interleave(128, 1)
     require_close(found, exact.flatten(1), LIMIT)
