@@ -107,6 +107,8 @@ def _as_on_a_gpu(module: Any) -> None:
     for name in ("runs_ptx", "runs_wgmma"):
         if hasattr(module, name):
             setattr(module, name, lambda device: True)
+    if hasattr(module, "programs"):  # which asks a GPU for its multiprocessors
+        module.programs = lambda total, inner, device: min(total, 132)
 
 
 def _kind(parameter: Any, argument: object) -> object:
