@@ -10,7 +10,8 @@ DSV4NB_SKIP_WARMUP
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from dsv4nb.errors import RequestError
@@ -70,6 +71,20 @@ def skips_warmup() -> bool:
     if text.strip() not in ("0", "1"):
         raise RequestError(f"{SKIP_WARMUP} is {text!r}; it must be 1, or 0 as when it is not there", param=SKIP_WARMUP)
     return text.strip() == "1"
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable that another library reads, for what is inside."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _positive(name: str) -> int | None:

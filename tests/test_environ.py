@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,15 @@ def test_only_one_module_reads_the_environment() -> None:
     package = Path(dsv4nb.__file__).parent
     readers = [p.relative_to(package).as_posix() for p in package.rglob("*.py") if "os.environ" in p.read_text("utf-8")]
     assert readers == ["environ.py"]
+
+
+def test_a_variable_is_what_it_was_behind_what_it_was_set_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in (None, "here"):
+        if before is None:
+            monkeypatch.delenv("DSV4NB_OTHERS", raising=False)
+        else:
+            monkeypatch.setenv("DSV4NB_OTHERS", before)
+        with pytest.raises(ZeroDivisionError), environ.variable("DSV4NB_OTHERS", "inside"):
+            assert os.environ["DSV4NB_OTHERS"] == "inside"
+            raise ZeroDivisionError
+        assert os.environ.get("DSV4NB_OTHERS") == before

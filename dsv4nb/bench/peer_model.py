@@ -7,16 +7,15 @@ values, which are more than three times the bytes.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from dsv4nb import environ
 from dsv4nb.bench.asked import Asked
 from dsv4nb.checkpoint.config import from_hf
 from dsv4nb.checkpoint.synthetic import hf_config
@@ -185,7 +184,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"):  # else all tensors are there before any is merged
+        with environ.variable("HF_DEACTIVATE_ASYNC_LOAD", "1"):  # else all tensors are there before any is merged
             yield
     finally:
         logging.set_verbosity(before)
