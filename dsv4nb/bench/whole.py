@@ -111,6 +111,7 @@ def _lines(made: Rig) -> Iterator[Line]:
         if drafts is not None:
             both = many.median + drafts.median
             yield Line(name="rounds, routes of a text, drafts included", value=1e3 / both, unit="rounds/s")
+    rate(made, 1, WARM)  # its sampler is another one: its kernels are compiled and captured
     idle, busy = rate(made, 1, CHAINED)[0], rate(made, 1, CHAINED, busy=True)[0]
     yield Line(name="plain beside a busy cell, of what it is alone", value=busy / idle, unit="")
     for prompt in PROMPTS:
