@@ -39,8 +39,6 @@ KERNELS: Mapping[str, str] = {
     "_index_rows_kernel": "index_rows",
     "_index_scores_kernel": "index_scores",
     "_top_entries_kernel": "top_entries",
-    "_sift_kernel": "top_entries",
-    "_settle_kernel": "top_entries",
     "_route_kernel": "route",
     "_expert_up_kernel": "expert_up",
     "_round_kernel": "expert_down",
@@ -54,7 +52,6 @@ OTHERS = (
     "_pools_kernel",
     "_combine_kernel",
     "_round_kernel",
-    "_settle_kernel",
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dsv4nb.engine.device_caches import LayerCaches
 from dsv4nb.engine.rank_layer import Step, choose, index_heads, mix_keys, score, shares_of
 from dsv4nb.weights.rank_store import RankLayer
-from dsv4nb_kernels._sifted import KEYS
+from dsv4nb_kernels.index_scores import KEYS
 from dsv4nb_kernels.sparse_attention import Keys
 
 

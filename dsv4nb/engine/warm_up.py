@@ -86,14 +86,7 @@ def _forwards(engine: DeviceEngine, state: DeviceState) -> Iterator[None]:
     if not 0 < state.pos <= engine.max_seq - len(widths) - FOLLOWING:
         return  # nor is there room for a chat
     for config in SAMPLERS:
-        if engine.block_size:
-            engine.draft(state, 0, PlainChoice(config=config, first=state.pos + 1))
-            yield
-            engine.draft_and_draw(state, 0, len(widths), drafts_by=config, config=config)
-            yield
-        for width in widths:
-            _run(engine, state, width, config)
-            yield
+        yield from _drawn(engine, state, config, widths)
     if engine.block_size:
         engine.draft(state, 0, _best)
         yield
@@ -114,13 +107,18 @@ def _far_forwards(engine: DeviceEngine, state: DeviceState) -> Iterator[None]:
         yield from _prompt(engine, state, rows)
     for rows in _decode_rows(state.pos):
         yield from _prompt(engine, state, rows)
+    yield from _drawn(engine, state, GREEDY, widths)
+
+
+def _drawn(engine: DeviceEngine, state: DeviceState, config: SamplerConfig, widths: range) -> Iterator[None]:
+    """Run what chooses by a sampler: a block of drafts, a round, and rows of every width."""
     if engine.block_size:
-        engine.draft(state, 0, PlainChoice(config=GREEDY, first=state.pos + 1))
+        engine.draft(state, 0, PlainChoice(config=config, first=state.pos + 1))
         yield
-        engine.draft_and_draw(state, 0, len(widths), drafts_by=GREEDY, config=GREEDY)
+        engine.draft_and_draw(state, 0, len(widths), drafts_by=config, config=config)
         yield
     for width in widths:
-        _run(engine, state, width, GREEDY)
+        _run(engine, state, width, config)
         yield
 
 

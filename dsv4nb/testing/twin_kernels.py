@@ -278,29 +278,16 @@ class _Twins:
         visible: Tensor,
         *,
         out: Tensor,
-        peaks: Tensor | None = None,
         dependent: bool = False,
     ) -> Tensor:
         shares = weights.sum(0)
         for i in range(len(query)):
             out[i] = index_scores.index_scores(query[i : i + 1].float(), keys.float(), shares[i : i + 1])[0]
-        if peaks is not None:
-            peaks.copy_(top_entries.peaks(out, visible))
         return out
 
     def top_entries(
-        self,
-        scores: Tensor,
-        visible: Tensor,
-        k: int,
-        *,
-        peaks: Tensor | None = None,
-        scratch: object,
-        out: Tensor,
-        dependent: bool = False,
+        self, scores: Tensor, visible: Tensor, k: int, *, scratch: object, out: Tensor, dependent: bool = False
     ) -> Tensor:
-        # where nothing was scored there are none yet
-        assert peaks is None or not visible.any() or torch.equal(peaks, top_entries.peaks(scores, visible))
         return out.copy_(top_entries.top_entries(scores, visible.long(), k))
 
     def sparse_attention(

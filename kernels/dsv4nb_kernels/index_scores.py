@@ -34,9 +34,9 @@ from dsv4nb_kernels._launch import (
     runs_ptx,
     runs_wgmma,
 )
-from dsv4nb_kernels._sifted import GROUP, KEYS
 from dsv4nb_kernels._turns import take_turn
 
+KEYS = 128  # C is a multiple of it, as the twin's
 ENTRIES_MAX = 1 << 20  # C; a place among the scores of eight rows fits an int32
 
 
@@ -85,7 +85,6 @@ def _index_scores_kernel(
     weights_ptr,  # [S, T, LINE] float32, of which Hi columns
     visible_ptr,  # [T] int32
     scores_ptr,  # [T, C] float32
-    peaks_ptr,  # [T, C / GROUP] float32, not written where GROUP is 0
     T,  # int, 1 … 4096
     C,  # int, multiple of 128
     HEADS: tl.constexpr,
@@ -95,7 +94,6 @@ def _index_scores_kernel(
     KEYS: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    GROUP: tl.constexpr,
     EARLY: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -134,12 +132,6 @@ def _index_scores_kernel(
             b_z = dot_bf16(b_keys, b_query, tl.zeros([KEYS, HEADS], tl.float32), TENSOR_CORES)
             b_scores = tl.sum(tl.maximum(b_z, 0.0) * b_weights[None, :], axis=1)
             tl.store(scores_ptr + i * C + o_key, b_scores)
-            if GROUP > 0:
-                TOGETHER: tl.constexpr = KEYS // GROUP
-                b_seen = tl.where(o_key < tl.load(visible_ptr + i), b_scores, float("-inf"))
-                b_peaks = tl.max(tl.reshape(b_seen, [GROUP, TOGETHER]), axis=0)
-                p_peaks = peaks_ptr + i * (C // GROUP) + first // GROUP
-                tl.store(p_peaks + tl.arange(0, TOGETHER), b_peaks)
 
 
 def index_scores(
@@ -149,7 +141,6 @@ def index_scores(
     visible: Tensor,
     *,
     out: Tensor | None = None,
-    peaks: Tensor | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """Sum relu(query · key) over the heads, weighted.
@@ -161,8 +152,6 @@ def index_scores(
             columns of a wider product.
         visible: [T] int32, entries that each row may see; a row's columns from there on may be left alone.
         out: [T, C] float32 destination, for graph capture; allocated when None.
-        peaks: [T, C / 8] float32 destination for `top_entries`: of entries g, g + 16, ... of each 128 the largest
-            visible score. Groups without a visible entry may be left alone.
         dependent: start before the kernel that writes `query` has ended, and wait for it inside. In a step `visible` is
             read before, and so are keys ahead of the last that its first row sees: what writes them must stand before a
             kernel that lets the next one start only after it has waited.
@@ -171,7 +160,7 @@ def index_scores(
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
     cut = tuning(query.shape[0], keys.shape[0], is_hopper=runs_wgmma(query.device))
-    return launch(query, keys, weights, visible, cut, out=out, peaks=peaks, dependent=dependent)
+    return launch(query, keys, weights, visible, cut, out=out, dependent=dependent)
 
 
 def tuning(rows: int, count: int, *, is_hopper: bool = True) -> Tuning:
@@ -195,7 +184,6 @@ def launch(
     cut: Tuning,
     *,
     out: Tensor | None = None,
-    peaks: Tensor | None = None,
     dependent: bool = False,
     tensor_cores: bool | None = None,
 ) -> Tensor:
@@ -227,11 +215,6 @@ def launch(
     require_tensor(out, "out", (rows, count), torch.float32, device)
     require_few(out.numel(), "out")
     require(not cut.early or cut.rows == 1, "keys are asked for early in programs of one row", cut.rows)
-    together = 0
-    if peaks is not None:
-        together = GROUP
-        require(cut.keys == KEYS, f"peaks are of programs of {KEYS} keys", cut.keys)
-        require_tensor(peaks, "peaks", (rows, count // GROUP), torch.float32, device)
     is_ptx = runs_ptx(device)
     by_cores = is_ptx if tensor_cores is None else tensor_cores
     _direct.call(
@@ -242,10 +225,9 @@ def launch(
         weights,
         visible,
         out,
-        out if peaks is None else peaks,
         rows,
         count,
-        **constants(heads, width, splits, cut, dependent and is_ptx, by_cores, together, line),
+        **constants(heads, width, splits, cut, dependent and is_ptx, by_cores, line),
         **({"num_warps": cut.warps, "launch_pdl": dependent} if is_ptx else {}),
     )
     return out
@@ -273,10 +255,9 @@ def constants(
     cut: Tuning,
     dependent: bool = True,
     tensor_cores: bool = True,
-    together: int = 0,
     line: int | None = None,
 ) -> dict[str, int | bool]:
-    """Return the kernel's compile-time arguments; `together` entries share a peak, weights stand in lines."""
+    """Return the kernel's compile-time arguments; `line` columns of a row of the weights, else Hi."""
     return {
         "HEADS": heads,
         "WIDTH": width,
@@ -285,7 +266,6 @@ def constants(
         "KEYS": cut.keys,
         "ROWS": cut.rows,
         "STAGES": cut.stages,
-        "GROUP": together,
         "EARLY": cut.early,
         "TENSOR_CORES": tensor_cores,
         "DEPENDENT": dependent,

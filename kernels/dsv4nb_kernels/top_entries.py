@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsv4nb_kernels import _direct, _sifted
+from dsv4nb_kernels import _direct
 from dsv4nb_kernels._bounds import find, take
 from dsv4nb_kernels._launch import (
     CHUNK_ROWS_MAX,
@@ -106,25 +106,15 @@ def tuning(rows: int) -> Tuning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """What launches leave for the next one.
+    """What the rounds but the last leave: keys and entries, each [T, blocks · kept] int32."""
 
-    Attributes:
-        rounds: what all but the last leave: keys and entries, each [T, blocks · kept] int32.
-        sifted: what the first of two leaves where there are peaks; None where there are none.
-    """
-
-    rounds: tuple[tuple[Tensor, Tensor], ...] = ()
-    sifted: _sifted.Room | None = None
+    rounds: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
-    def empty(
-        cls, rows: int, count: int, k: int, device: torch.device, cut: Tuning | _sifted.Cut | None = None
-    ) -> Scratch:
+    def empty(cls, rows: int, count: int, k: int, device: torch.device, cut: Tuning | None = None) -> Scratch:
         """Return room for rows of `count` scores."""
 
         cut = cut or tuning(rows)
-        if isinstance(cut, _sifted.Cut):
-            return cls(sifted=_sifted.empty_room(rows, count, k, device, cut))
 
         def ints(each: Round) -> Tensor:
             return torch.empty(rows, each.blocks * each.kept, dtype=torch.int32, device=device)
@@ -181,7 +171,6 @@ def top_entries(
     visible: Tensor,
     k: int,
     *,
-    peaks: Tensor | None = None,
     scratch: Scratch | None = None,
     out: Tensor | None = None,
     dependent: bool = False,
@@ -193,8 +182,6 @@ def top_entries(
             from `visible` on may hold anything.
         visible: [T] int32.
         k: from 1 to 512; a block must hold four times what it may keep.
-        peaks: [T, C / 8] float32, as `index_scores` leaves them: then there are two launches, however many entries
-            there are. Slower than rounds where it was measured, see kernels/README.md; no engine asks for it.
         scratch: room between the rounds, for graph capture; allocated when None.
         out: [T, min(k, C)] int32 destination, for graph capture; allocated when None.
         dependent: start before the kernel that writes `scores` has ended, and wait for it inside.
@@ -206,7 +193,7 @@ def top_entries(
         ValueError: a shape, dtype, stride, device or alignment does not fit.
     """
     cut = tuning(scores.shape[0])
-    return launch(scores, visible, k, cut, peaks=peaks, scratch=scratch, out=out, dependent=dependent)
+    return launch(scores, visible, k, cut, scratch=scratch, out=out, dependent=dependent)
 
 
 def launch(
@@ -215,8 +202,6 @@ def launch(
     k: int,
     cut: Tuning,
     *,
-    peaks: Tensor | None = None,
-    sifting: _sifted.Cut = _sifted.CUT,
     scratch: Scratch | None = None,
     out: Tensor | None = None,
     dependent: bool = False,
@@ -236,12 +221,6 @@ def launch(
     if out is None:
         out = torch.empty(rows, k, dtype=torch.int32, device=device)
     require_tensor(out, "out", (rows, k), torch.int32, device)
-    if peaks is not None:
-        room = Scratch.empty(rows, count, k, device, sifting).sifted if scratch is None else scratch.sifted
-        require(room is not None, "scratch must have room for what peaks leave", None)
-        assert room is not None
-        _sifted.launch(scores, visible, peaks, k, room, out, sifting, dependent)
-        return out
     rounds = cut.rounds(count, k)
     if scratch is None:
         scratch = Scratch.empty(rows, count, k, device, cut)

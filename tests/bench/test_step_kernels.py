@@ -115,7 +115,7 @@ def test_the_table_shows_what_adds_up() -> None:
 
 def test_every_kernel_that_is_told_apart_exists() -> None:
     places = {"norm_rope_rows": "norm_rope_write", "norm_rope_heads": "norm_rope_write", "round_rows": "_rounded_rows"}
-    own = {"_round_kernel": "_expert_rows", "_sift_kernel": "_sifted", "_settle_kernel": "_sifted"}
+    own = {"_round_kernel": "_expert_rows"}
     own |= dict.fromkeys(("_sources_kernel", "_pools_kernel"), "_compress_both")
     for name, operation in KERNELS.items():
         module = own.get(name) or places.get(operation, operation)

@@ -42,16 +42,9 @@ PLAIN = (
     ("index_scores", "64x128"),
     ("index_scores", "64x128, alone"),
     ("index_scores", "64x128, few"),
-    ("index_scores", "64x128, peaks"),
-    ("index_scores", "64x128, alone, peaks"),
-    ("index_scores", "64x128, few, peaks"),
     ("index_scores", "chunk"),
     ("top_entries", "16384"),
     ("top_entries", "65536"),
-    ("sift", "16384"),
-    ("sift", "65536"),
-    ("settle", "16384"),
-    ("settle", "262144"),
     ("norm_rope", "rows"),
     ("norm_rope", "heads"),
     ("unpack_records", "any"),
@@ -230,7 +223,6 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
         _fp4_arrange,
         _kv_records,
         _round_chunk,
-        _sifted,
         bf16_chunk,
         chunk_attention,
         compress,
@@ -298,12 +290,11 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
     if op == "index_scores":
         cuts = {"chunk": index_scores.CHUNK_TUNING, "64x128": index_scores.TUNING}
         cuts |= {"64x128, alone": index_scores.ALONE, "64x128, few": index_scores.FEW}
-        scores = cuts[shape.removesuffix(", peaks")]
-        given = types("query keys weights visible scores peaks", "bf16 bf16 fp32 i32 fp32 fp32")
+        scores = cuts[shape]
+        given = types("query keys weights visible scores", "bf16 bf16 fp32 i32 fp32")
         given |= {"T": "i32", "C": "i32"}
         options = {"num_warps": scores.warps}
-        together = _sifted.GROUP if shape.endswith(", peaks") else 0
-        constants = index_scores.constants(64, 128, 8, scores, together=together)
+        constants = index_scores.constants(64, 128, 8, scores)
         limits = index_scores.LIMITS["chunk" if shape == "chunk" else "step"]
         return [(index_scores._index_scores_kernel, given, constants, options, limits)]
     if op == "top_entries":
@@ -328,14 +319,6 @@ def plain(op: str, shape: str) -> list[tuple[Any, dict[str, str], dict[str, int 
         pools = compress.Pool(4, 2, 16, 512, 64), compress.Pool(4, 2, 16, 128, 64)
         constants = _compress_both.both_constants(*pools, "kv", "index")
         return [(_compress_both._pools_kernel, given, constants, {"num_warps": compress.pool_warps(4, 2)}, limits)]
-    if op in ("sift", "settle"):
-        given = types("keys entries counts", "i32 i32 i32")
-        options, limits = {"num_warps": _sifted.CUT.warps}, _sifted.LIMITS[op]
-        if op == "sift":
-            given = types("scores visible peaks", "fp32 i32 fp32") | given | {"C": "i32"}
-            return [(_sifted._sift_kernel, given, _sifted.sift_constants(int(shape), 512), options, limits)]
-        given |= {"out_ptr": "*i32", "blocks": "i32"}
-        return [(_sifted._settle_kernel, given, _sifted.settle_constants(int(shape), 512), options, limits)]
     if op.startswith("compress"):
         part = op.split()[1]
         ratio, halves, splits = (128, 1, 8) if shape == "128" else (4, 2, 4)

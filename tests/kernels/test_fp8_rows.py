@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsv4nb_kernels import _sifted, index_scores, top_entries
 from dsv4nb_kernels import fp8_rows as kernel
+from dsv4nb_kernels import index_scores, top_entries
 from dsv4nb_kernels._e8m0 import bytes_of, scales_of
 from dsv4nb_kernels._launch import Tuning
 from dsv4nb_kernels._rounded_rows import RoundedRows, round_rows
@@ -288,8 +288,7 @@ def test_a_product_beside_a_kernel_that_rows_are_older_than_replays_in_a_graph(r
     x = draw_rows(rows, 1024).to(device)
     keys, query = (torch.randn(*shape, device=device).bfloat16() for shape in ((count, 128), (rows, 64, 128)))
     weights, visible = torch.randn(1, rows, 64, device=device), torch.full((rows,), count, device=device).int()
-    scores, peaks = torch.empty(rows, count, device=device), torch.empty(rows, count // 8, device=device)
-    scratch = top_entries.Scratch.empty(rows, count, 512, device, _sifted.CUT)
+    scores, scratch = torch.empty(rows, count, device=device), top_entries.Scratch.empty(rows, count, 512, device)
     rounded = RoundedRows.empty(rows, 1024, device)
     picked, sums = torch.empty(rows, 512, dtype=torch.int32, device=device), RoundedRows.empty(rows, 16384, device)
     out = torch.empty(1, rows, 16384, device=device)
@@ -297,10 +296,8 @@ def test_a_product_beside_a_kernel_that_rows_are_older_than_replays_in_a_graph(r
     def chain(dependent: bool) -> None:
         for _ in range(4):
             round_rows(x, act_fp8=True, out=rounded, dependent=dependent)
-            index_scores.index_scores(query, keys, weights, visible, out=scores, peaks=peaks, dependent=dependent)
-            top_entries.top_entries(
-                scores, visible, 512, peaks=peaks, scratch=scratch, out=picked, dependent=dependent
-            )  # fmt: skip
+            index_scores.index_scores(query, keys, weights, visible, out=scores, dependent=dependent)
+            top_entries.top_entries(scores, visible, 512, scratch=scratch, out=picked, dependent=dependent)
             kernel.fp8_rows(rounded, matrix, out=out, dependent=dependent, rows_are_older=dependent)
             round_rows(out, act_fp8=True, out=sums, dependent=dependent)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from dsv4nb_kernels import index_scores as kernel
 from dsv4nb_kernels.reference._fp4 import round_fp4
 from dsv4nb_kernels.reference.index_scores import KEYS, index_scores, padded_keys
-from dsv4nb_kernels.reference.top_entries import peaks
 
 
 def draw(rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -136,18 +135,14 @@ def test_the_kernel_leaves_what_nobody_sees(place: torch.device) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("cut", [kernel.TUNING, kernel.ALONE, kernel.FEW], ids=str)
-def test_peaks_are_those_of_the_visible_scores(cut: kernel.Tuning, place: torch.device) -> None:
+@pytest.mark.parametrize("cut", [kernel.ALONE, kernel.FEW], ids=str)
+def test_rows_alone_and_keys_asked_for_early_change_no_score(cut: kernel.Tuning, place: torch.device) -> None:
     step = draw_step(3, 16, 32, 512, place)
-    step.visible.copy_(torch.tensor([512, 200, 5]))
-    out, found = torch.full((3, 512), torch.nan, device=place), torch.full((3, 64), torch.nan, device=place)
-    kernel.launch(step.query, step.keys, step.weights, step.visible, cut, out=out, peaks=found)
-    wanted = peaks(out, step.visible)
-    seen = wanted > -torch.inf
-    assert torch.equal(found[seen], wanted[seen]) and int(seen.sum()) > 64
-    assert torch.equal(out[:1], run(step)[:1])
-    with pytest.raises(ValueError, match="peaks must have shape"):
-        kernel.index_scores(step.query, step.keys, step.weights, step.visible, peaks=found[:, :8].contiguous())
+    step.visible.copy_(torch.tensor([200, 512, 5]))
+    given = step.query, step.keys, step.weights, step.visible
+    wanted, found = kernel.launch(*given, kernel.TUNING), kernel.launch(*given, cut)
+    for row, seen in enumerate(step.visible.tolist()):
+        assert torch.equal(found[row, :seen], wanted[row, :seen]), row
 
 
 @pytest.mark.kernels
@@ -225,12 +220,10 @@ def test_keys_that_nobody_sees_change_no_score() -> None:
 def test_captured_scores_follow_their_inputs(rows: int) -> None:
     step = draw_step(rows, 64, 128, 1024, torch.device("cuda"))
     outs = [torch.empty(rows, 1024, device=step.query.device) for _ in range(3)]
-    found = [torch.empty(rows, 128, device=step.query.device) for _ in outs]
 
     def chain(dependent: bool) -> None:
-        given = step.query, step.keys, step.weights, step.visible
-        for out, own in zip(outs, found, strict=True):
-            kernel.index_scores(*given, out=out, peaks=own, dependent=dependent)
+        for out in outs:
+            kernel.index_scores(step.query, step.keys, step.weights, step.visible, out=out, dependent=dependent)
 
     chain(True)
     torch.cuda.synchronize()
@@ -245,8 +238,6 @@ def test_captured_scores_follow_their_inputs(rows: int) -> None:
             for out in outs:
                 out.fill_(torch.nan)
             graph.replay()
-            for out, own in zip(outs, found, strict=True):
+            for out in outs:
                 for row, seen in enumerate(step.visible.tolist()):
                     assert torch.equal(out[row, :seen], expected[row, :seen])
-                wanted = peaks(out, step.visible)
-                assert torch.equal(own[wanted > -torch.inf], wanted[wanted > -torch.inf])

@@ -58,12 +58,12 @@ def _own(device: torch.device, shape: str, rows: int) -> Iterator[Arm]:
         yield arm(product, dependent=False)
 
 
-def compile_scores(cut: Tuning, dependent: bool, together: int = 0) -> None:
-    """Fill Triton's cache; `together` entries share a peak."""
+def compile_scores(cut: Tuning, dependent: bool) -> None:
+    """Fill Triton's cache."""
     bf16, f32 = torch.bfloat16, torch.float32
     index_scores._index_scores_kernel.warmup(
-        bf16, bf16, f32, torch.int32, f32, f32, 1, 128, grid=(1,), num_warps=cut.warps, launch_pdl=dependent,
-        **index_scores.constants(HEADS, WIDTH, SPLITS, cut, dependent, together=together),
+        bf16, bf16, f32, torch.int32, f32, 1, 128, grid=(1,), num_warps=cut.warps, launch_pdl=dependent,
+        **index_scores.constants(HEADS, WIDTH, SPLITS, cut, dependent),
     )  # fmt: skip
 
 

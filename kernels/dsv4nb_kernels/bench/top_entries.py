@@ -8,11 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dsv4nb_kernels import _sifted, index_scores, top_entries
-from dsv4nb_kernels._sifted import GROUP
+from dsv4nb_kernels import index_scores, top_entries
 from dsv4nb_kernels.bench import index_scores as scores_bench
 from dsv4nb_kernels.bench._driver import Arm, Launch
-from dsv4nb_kernels.reference.top_entries import peaks as peaks_of
 from dsv4nb_kernels.reference.top_entries import top_entries as twin
 from dsv4nb_kernels.top_entries import Scratch, Tuning
 
@@ -30,13 +28,6 @@ CUTS = [
         (8192, 2, 8192, (4, 16)), (8192, 2, 16384, (8, 16)), (4096, 2, 16384, (8, 32)),
     )
 ]  # fmt: skip
-SIFTINGS = [
-    _sifted.Cut(block=block, slack=slack, few=few, warps=warps, eager=eager)
-    for block, slack, few, warps, eager in (
-        (4096, 8, 4, 8, True), (4096, 8, 4, 8, False), (4096, 4, 4, 8, True), (4096, 16, 4, 8, True),
-        (4096, 8, 2, 8, True), (2048, 8, 4, 8, True), (2048, 8, 4, 4, True), (4096, 8, 4, 16, True),
-    )
-]  # fmt: skip
 FEW = 16  # copies: the scores have just been written when they are read
 
 
@@ -46,10 +37,10 @@ def arms(device: torch.device) -> list[Arm]:
 
 
 def _own(device: torch.device, kind: str, name: str, rows: int) -> Iterator[Arm]:
-    count, product = COUNTS[name], _sifted.CUT
+    count, product = COUNTS[name], top_entries.TUNING
     keys_bytes = count * scores_bench.WIDTH * 2 if kind == "indexer" else 0
 
-    def arm(cut: Tuning | _sifted.Cut, dependent: bool = True) -> Arm:
+    def arm(cut: Tuning, dependent: bool = True) -> Arm:
         return Arm(
             op=OP,
             shape=f"{name}, {kind}",
@@ -67,35 +58,10 @@ def _own(device: torch.device, kind: str, name: str, rows: int) -> Iterator[Arm]
     if rows in SWEPT_ROWS and kind in ("random", "indexer"):
         yield arm(product, dependent=False)
     if rows in SWEPT_ROWS and kind == "random":
-        yield from (arm(cut) for cut in SIFTINGS if cut != product)
-        yield from (arm(cut) for cut in CUTS)
-    elif rows in SWEPT_ROWS:
-        yield arm(top_entries.TUNING)
+        yield from (arm(cut) for cut in CUTS if cut != product)
 
 
-def _compile(kind: str, count: int, cut: Tuning | _sifted.Cut, dependent: bool) -> None:
-    if isinstance(cut, _sifted.Cut):
-        _compile_sifting(count, cut, dependent)
-    else:
-        _compile_rounds(count, cut, dependent)
-    if kind == "indexer":
-        for scores in (index_scores.TUNING, index_scores.ALONE, index_scores.FEW):
-            scores_bench.compile_scores(scores, dependent, together=GROUP if isinstance(cut, _sifted.Cut) else 0)
-
-
-def _compile_sifting(count: int, cut: _sifted.Cut, dependent: bool) -> None:
-    i32 = torch.int32
-    _sifted._sift_kernel.warmup(
-        torch.float32, i32, torch.float32, i32, i32, i32, count, grid=(1,), num_warps=cut.warps, launch_pdl=dependent,
-        **_sifted.sift_constants(count, K, cut, dependent),
-    )  # fmt: skip
-    _sifted._settle_kernel.warmup(
-        i32, i32, i32, i32, -(-count // cut.block), grid=(1,), num_warps=cut.warps, launch_pdl=dependent,
-        **_sifted.settle_constants(count, K, cut, dependent),
-    )  # fmt: skip
-
-
-def _compile_rounds(count: int, cut: Tuning, dependent: bool) -> None:
+def _compile(kind: str, count: int, cut: Tuning, dependent: bool) -> None:
     i32 = torch.int32
     rounds = cut.rounds(count, K)
     for i, each in enumerate(rounds):
@@ -103,6 +69,9 @@ def _compile_rounds(count: int, cut: Tuning, dependent: bool) -> None:
             torch.float32, i32, i32, i32, i32, i32, each.width, grid=(1,), num_warps=each.warps, launch_pdl=dependent,
             **top_entries.constants(K, each, cut, i == 0, i == len(rounds) - 1, dependent),
         )  # fmt: skip
+    if kind == "indexer":
+        for scores in (index_scores.TUNING, index_scores.ALONE, index_scores.FEW):
+            scores_bench.compile_scores(scores, dependent)
 
 
 def _draw_scores(device: torch.device, kind: str, count: int, rows: int, copies: int) -> Tensor:
@@ -115,45 +84,31 @@ def _draw_scores(device: torch.device, kind: str, count: int, rows: int, copies:
     return scores
 
 
-def _cut_of(cut: Tuning | _sifted.Cut) -> tuple[Tuning, _sifted.Cut]:
-    """Return both cuts that a launch takes, of which it follows the one that is meant."""
-    return (top_entries.TUNING, cut) if isinstance(cut, _sifted.Cut) else (cut, _sifted.CUT)
-
-
-def _make(
-    device: torch.device, kind: str, count: int, rows: int, cut: Tuning | _sifted.Cut, dependent: bool, copies: int
-) -> Launch:
+def _make(device: torch.device, kind: str, count: int, rows: int, cut: Tuning, dependent: bool, copies: int) -> Launch:
     scratch = Scratch.empty(rows, count, K, device, cut)
     out = torch.empty(rows, K, dtype=torch.int32, device=device)
     visible = torch.full((rows,), count, dtype=torch.int32, device=device)
-    (rounds, sifting), by_peaks = _cut_of(cut), isinstance(cut, _sifted.Cut)
 
-    def choose(scores: Tensor, peaks: Tensor | None) -> Tensor:
-        return top_entries.launch(
-            scores, visible, K, rounds, peaks=peaks, sifting=sifting, scratch=scratch, out=out, dependent=dependent
-        )
+    def choose(scores: Tensor) -> Tensor:
+        return top_entries.launch(scores, visible, K, cut, scratch=scratch, out=out, dependent=dependent)
 
     if kind != "indexer":
         scores = _draw_scores(device, kind, count, rows, copies)
-        own = [peaks_of(each, visible) if by_peaks else None for each in scores]
-        return lambda i: choose(scores[i % copies], own[i % copies])
+        return lambda i: choose(scores[i % copies])
     query, keys, weights, _ = scores_bench.draw_step(device, count, rows, copies)
-    room, left = torch.empty(rows, count, device=device), torch.empty(rows, count // GROUP, device=device)
-    peaks = left if by_peaks else None
+    room = torch.empty(rows, count, device=device)
 
     def launch(i: int) -> Tensor:
-        index_scores.index_scores(query, keys[i % copies], weights, visible, out=room, peaks=peaks, dependent=dependent)
-        return choose(room, peaks)
+        index_scores.index_scores(query, keys[i % copies], weights, visible, out=room, dependent=dependent)
+        return choose(room)
 
     return launch
 
 
-def _check(device: torch.device, kind: str, count: int, rows: int, cut: Tuning | _sifted.Cut) -> None:
+def _check(device: torch.device, kind: str, count: int, rows: int, cut: Tuning) -> None:
     scores = _draw_scores(device, kind, count, rows, 1)[0]
     visible = torch.full((rows,), count, dtype=torch.int32, device=device)
-    rounds, sifting = _cut_of(cut)
-    peaks = peaks_of(scores, visible) if isinstance(cut, _sifted.Cut) else None
-    chosen = top_entries.launch(scores, visible, K, rounds, peaks=peaks, sifting=sifting)
+    chosen = top_entries.launch(scores, visible, K, cut)
     assert torch.equal(chosen.cpu().long(), twin(scores.cpu(), visible.cpu().long(), K)), (
         "other entries than the twin's"
     )
