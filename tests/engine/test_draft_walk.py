@@ -29,6 +29,7 @@ from dsv4nb.engine.pipeline_forward import LastDrafter
 from dsv4nb.engine.plain_choice import GREEDY, PlainChoice
 from dsv4nb.engine.protocol import ChooseDraft, Proposal
 from dsv4nb.errors import DrafterFault, EngineError
+from dsv4nb.testing.placements import PLACEMENTS
 from dsv4nb.testing.twin_kernels import twin_kernels
 from dsv4nb.weights.rank_store import RankDraft
 
@@ -43,14 +44,6 @@ CONFIGS = (
     SamplerConfig(temperature=6.0, min_p=0.05, seed=6),
     SamplerConfig(temperature=5.0, top_k=40, top_p=0.9, min_p=0.01, seed=7),
 )
-KINDS = {
-    "one": (["cpu"], "tensor"),
-    "pair": (["cpu", "cpu"], "tensor"),
-    "pipeline": (["cpu", "cpu"], "pipeline"),
-    "one gpu": (["cuda:0"], "tensor"),
-    "pair of gpus": (["cuda:0", "cuda:1"], "tensor"),
-    "pipeline of gpus": (["cuda:0", "cuda:1"], "pipeline"),
-}
 ON_GPUS = [
     pytest.param("one gpu", marks=pytest.mark.gpu),
     pytest.param("pair of gpus", marks=pytest.mark.gpu2),
@@ -62,7 +55,7 @@ POS = 70
 
 @pytest.fixture(scope="module", params=["one", "pair", "pipeline", *ON_GPUS])
 def engine(request: pytest.FixtureRequest) -> Iterator[DeviceEngine]:
-    devices, kind = KINDS[request.param]
+    devices, kind = PLACEMENTS[request.param]
     toy = open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
     with nullcontext() if "gpu" in request.param else twin_kernels():
         engine = DeviceEngine.from_checkpoint(toy, device=devices, placement=kind, max_seq=128)

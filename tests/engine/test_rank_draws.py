@@ -27,6 +27,7 @@ from dsv4nb.engine.rank_forward import RankForward
 from dsv4nb.engine.sampler import choose
 from dsv4nb.engine.step import Room, StepInputs, Turns
 from dsv4nb.errors import EngineError
+from dsv4nb.testing.placements import PLACEMENTS
 from dsv4nb.testing.twin_kernels import twin_kernels
 
 pytestmark = pytest.mark.twins
@@ -44,14 +45,6 @@ CONFIGS = (
     SamplerConfig(temperature=5.0, top_k=40, top_p=0.9, min_p=0.01, seed=7),
     SamplerConfig(temperature=9.0, top_k=10**30, seed=8),
 )
-KINDS = {
-    "one": (["cpu"], "tensor"),
-    "pair": (["cpu", "cpu"], "tensor"),
-    "pipeline": (["cpu", "cpu"], "pipeline"),
-    "one gpu": (["cuda:0"], "tensor"),
-    "pair of gpus": (["cuda:0", "cuda:1"], "tensor"),
-    "pipeline of gpus": (["cuda:0", "cuda:1"], "pipeline"),
-}
 ON_GPUS = [
     pytest.param("one gpu", marks=pytest.mark.gpu),
     pytest.param("pair of gpus", marks=pytest.mark.gpu2),
@@ -61,7 +54,7 @@ ON_GPUS = [
 
 @pytest.fixture(scope="module", params=["one", "pair", "pipeline", *ON_GPUS])
 def engine(request: pytest.FixtureRequest) -> Iterator[DeviceEngine]:
-    devices, kind = KINDS[request.param]
+    devices, kind = PLACEMENTS[request.param]
     toy = open_checkpoint(Path(dsv4nb.__file__).parent / "toy" / "model")
     with nullcontext() if "gpu" in request.param else twin_kernels():
         engine = DeviceEngine.from_checkpoint(toy, device=devices, placement=kind, max_seq=128, drafter=False)

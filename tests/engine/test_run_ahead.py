@@ -26,6 +26,7 @@ from dsv4nb.engine.plain_choice import GREEDY, PlainChoice
 from dsv4nb.engine.protocol import Verified
 from dsv4nb.engine.rank_draws import Flight
 from dsv4nb.errors import EngineError
+from dsv4nb.testing.placements import PLACEMENTS
 from dsv4nb.testing.twin_kernels import twin_kernels
 
 pytestmark = pytest.mark.twins
@@ -34,14 +35,6 @@ MAX_SEQ = 320
 FEWEST = 64  # positions of the smallest extent here, so that states grow
 HOT = SamplerConfig(temperature=4.0, seed=11)
 CONFIGS = (GREEDY, HOT, SamplerConfig(temperature=3.0, top_p=0.9, seed=5))
-KINDS = {
-    "one": (["cpu"], "tensor"),
-    "pair": (["cpu", "cpu"], "tensor"),
-    "pipeline": (["cpu", "cpu"], "pipeline"),
-    "one gpu": (["cuda:0"], "tensor"),
-    "pair of gpus": (["cuda:0", "cuda:1"], "tensor"),
-    "pipeline of gpus": (["cuda:0", "cuda:1"], "pipeline"),
-}
 ON_GPUS = [
     pytest.param("one gpu", marks=pytest.mark.gpu),
     pytest.param("pair of gpus", marks=pytest.mark.gpu2),
@@ -55,7 +48,7 @@ Engines = tuple[DeviceEngine, DeviceEngine]
 @pytest.fixture(scope="module", params=["one", "pair", "pipeline", *ON_GPUS])
 def engines(request: pytest.FixtureRequest, toy: Checkpoint) -> Iterator[Engines]:
     """One that runs ahead, and one on the same weights that does not."""
-    places, kind = KINDS[request.param]
+    places, kind = PLACEMENTS[request.param]
     with nullcontext() if "gpu" in request.param else twin_kernels():
         ahead = DeviceEngine.from_checkpoint(
             toy,
